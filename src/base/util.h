@@ -1,0 +1,37 @@
+/* Small things: monotonic clock, system randomness, FNV-1a and splitmix, UTF-8, minimum and maximum. */
+#ifndef DI_BASE_UTIL_H
+#define DI_BASE_UTIL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "strbuf.h"
+
+#define DI_MIN(a, b) ((a) < (b) ? (a) : (b))
+#define DI_MAX(a, b) ((a) > (b) ? (a) : (b))
+#define DI_COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#define DI_CEIL_DIV(a, b) (((a) + (b)-1) / (b))
+#define DI_ROUND_UP(a, b) (DI_CEIL_DIV(a, b) * (b))
+
+int64_t di_clock_ns(void);    /* monotonic */
+uint64_t di_random_u64(void); /* from the system */
+
+uint64_t di_hash_fnv1a(const void *data, size_t n);
+uint64_t di_mix64(uint64_t z); /* the finaliser of splitmix64 */
+
+/* Length of the well-formed UTF-8 sequence at s (1..4), 0 when ill-formed; *cp (may be NULL) is its code point. When
+ * ill-formed, *skip (may be NULL) is the length of the maximal ill-formed subpart (>= 1) that one U+FFFD replaces. */
+size_t di_utf8_decode(const char *s, size_t n, uint32_t *cp, size_t *skip);
+/* Writes cp (a scalar value) to out, returns 1..4. */
+size_t di_utf8_encode(uint32_t cp, char out[4]);
+bool di_utf8_valid(const char *s, size_t n);
+/* Appends s with each maximal ill-formed subpart replaced by U+FFFD. */
+void di_utf8_repair(di_strbuf *out, const char *s, size_t n);
+
+/* Whole-string number readers: false unless all of s is one number in range. No locale, no leading space. */
+bool di_parse_i64(const char *s, int64_t *out);
+bool di_parse_u64(const char *s, uint64_t *out);
+bool di_parse_double(const char *s, double *out);
+
+#endif
