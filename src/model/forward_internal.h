@@ -1,0 +1,165 @@
+/* Private to model/: the loaded model and the workspace of a forward.
+ *
+ * A workspace is one device allocation, cut into named buffers by one function (workspace.c) that also counts it for the
+ * memory plan. Row buffers are [rows_max, ...] in the activation type: bf16 in faithful numerics, fp32 in exact. */
+#ifndef DI_FORWARD_INTERNAL_H
+#define DI_FORWARD_INTERNAL_H
+
+#include "model_internal.h"
+
+typedef struct di_engram_consts {
+    int64_t *mult, *primes, *offsets; /* device memory */
+    float *qk;                        /* device memory [M, H]: q_weight * k_weight in fp32 */
+} di_engram_consts;
+
+struct di_model {
+    di_config config;
+    di_backend backend; /* tables */
+    di_device *device;  /* borrowed */
+    di_numerics numerics;
+    bool with_draft;
+    int64_t rows_max, tokens_max, logits_max; /* rows_max includes the rows of a drafting round */
+    int32_t seqs_max;
+    di_weights weights;
+    di_layout layout;
+    di_engram_consts *engram; /* [n_engram] */
+    float *freq_window, *freq_compressed; /* device memory [R/2] */
+    int32_t *token_map; /* [n_token_map], host */
+    int64_t n_token_map;
+    di_arena arena;
+};
+
+/* Host copy and device copy of one di_rows with what belongs to it. */
+typedef struct di_row_set {
+    di_rows rows;          /* pointers into device memory */
+    const int32_t *store_from; /* [n_seqs] device: window rings */
+    float *cos_window, *sin_window, *cos_compressed, *sin_compressed; /* [n_rows, R/2] device */
+} di_row_set;
+
+/* Device buffers, see workspace.c for shapes. */
+typedef struct di_workspace {
+    uint8_t *meta; /* all integer arrays of a batch: filled on the host, sent in one copy */
+    float *cos_window[2], *sin_window[2], *cos_compressed[2], *sin_compressed[2]; /* producers, consumers */
+    float *cos_pairs, *sin_pairs;                                                 /* entries of ratio-2 layers */
+    uint8_t *trunk, *trunk_kept, *z, *x, *xq, *xq_scale;
+    float *pre[3], *post, *comb;
+    uint8_t *qa, *qr, *qrq, *qrq_scale, *q, *kv, *kvn, *records;
+    float *cg;
+    uint8_t *lat, *latn, *ikey, *ikeyn, *iq, *iw;
+    int32_t *idx, *cand;
+    uint8_t *o, *oq, *oq_scale, *yq, *yq_scale, *f;
+    float *y;
+    int32_t *router_idx;
+    float *router_weight;
+    int64_t *eg_rows;
+    uint8_t *eg_x, *eg_scale, *eg_kv;
+    float *eg_gate;
+    uint8_t *taps, *tapsq, *tapsq_scale;
+    float *logits;
+    /* draft */
+    uint8_t *hid, *hid_norm, *emb;
+    float *base, *draft_logits, *conf;
+} di_workspace;
+
+/* Offsets of the integer arrays in the metadata block, for a batch of rows_max rows and seqs_max sequences. */
+typedef struct di_meta_layout {
+    struct {
+        size_t pos, seq, win_lo, win_hi, row0, n, pos0, slot, store_from;
+    } set[2]; /* 0: producers (all rows), 1: consumers */
+    size_t blocks;                      /* [seqs_max, blocks_stride] */
+    size_t pair_store_from;             /* [seqs_max] */
+    size_t ids;                         /* [rows_max] */
+    size_t grams;                       /* [rows_max, Ng] */
+    size_t keep;                        /* [rows_max]: producer row of each consumer row */
+    size_t logit_rows;                  /* [logits_max]: consumer rows */
+    size_t ent_row[3], ent_seq[3], ent_idx[3], ent_pos[3]; /* by ratio 1, 2 */
+    size_t skip;                        /* [rows_max] u8: image rows */
+    size_t n_bytes;
+} di_meta_layout;
+
+struct di_forward {
+    di_model *model;
+    di_stream *stream;
+    void *memory; /* device: the workspace */
+    di_workspace ws;
+    di_meta_layout ml;
+    uint8_t *meta; /* host copy of ws.meta */
+    int64_t blocks_stride;
+    /* the batch that runs now */
+    di_row_set set[2];
+    di_entries entries[3]; /* by ratio */
+    const uint8_t *skip_rows[2]; /* device, or NULL when no row is an image's; per set */
+    bool compact;          /* set 1 has fewer rows than set 0 */
+    int32_t n_logits;
+    const int32_t *pair_store_from;
+    uint8_t *pages, *slots;
+    di_tap_fn tap;
+    void *tap_user;
+    float *tap_scores; /* device, made when a tap wants index scores */
+    int64_t tap_scores_stride;
+    size_t tap_scores_bytes;
+    uint8_t *tap_host;
+    size_t tap_host_bytes;
+    /* the drafting round that runs now */
+    int32_t draft_seqs, draft_rows;
+    di_error *err;
+};
+
+/* Returns from the function on the first status that is not DI_OK. */
+#define DI_TRY(expr)                                                                                                   \
+    do {                                                                                                               \
+        di_status st_ = (expr);                                                                                        \
+        if (st_) return st_;                                                                                           \
+    } while (0)
+
+/* ---- workspace.c ---- */
+/* Cuts a workspace for these sizes at `base` (NULL: only counts) and returns its bytes. */
+size_t di_workspace_cut(di_workspace *ws, di_meta_layout *ml, uint8_t *base, const di_config *c, const di_layout *layout,
+                        di_numerics numerics, const di_model_options *opt);
+void di_workspace_limits(di_limits *out, const di_config *c, const di_model_options *opt);
+/* Rows that a workspace holds: rows_max, or the rows of a drafting round when that is more. */
+int64_t di_workspace_rows(const di_config *c, const di_model_options *opt);
+
+/* ---- prepare.c ---- */
+/* Checks the batch and fills row sets, entries, n-gram windows and lists; sends them to the device. */
+di_status di_forward_prepare(di_forward *fw, const di_batch *batch);
+/* The same for a drafting round. */
+di_status di_draft_prepare(di_forward *fw, const di_draft_seq *seqs, int32_t n_seqs, int32_t n_rows);
+
+/* ---- helpers shared by the blocks (forward.c) ---- */
+static inline di_dtype di_act_dtype(const di_forward *fw) {
+    return fw->model->numerics == DI_NUMERICS_EXACT ? DI_F32 : DI_BF16;
+}
+/* A block of activations of the forward's type. */
+di_act di_act_of(const di_forward *fw, void *data, int64_t n_rows, int64_t n_cols);
+di_act di_act_f32(float *data, int64_t n_rows, int64_t n_cols);
+/* The form in which x enters a quantised product: QA codes in (codes, scales) in faithful numerics, x itself in exact. */
+di_status di_act_quant(di_forward *fw, di_act x, uint8_t *codes, uint8_t *scales, di_act *out);
+di_status di_linear(di_forward *fw, di_act x, const di_mat *w, di_act out);
+di_status di_norm(di_forward *fw, di_act x, const uint16_t *weight, di_act out);
+/* Puts the name of the operation that refused into the error object, when it is still empty; returns st. */
+di_status di_refused(const di_forward *fw, di_status st);
+/* Trunk of the batch's token ids, and the one-hot mix that the first sub-layer reads. */
+di_status di_forward_start(di_forward *fw, di_act trunk, float **pre);
+/* Shows a tensor to the tap, if there is one. */
+di_status di_show(di_forward *fw, const char *layer, const char *name, di_dtype dtype, int64_t n_rows, int64_t n_cols, void *data);
+/* "layers.3" or "mtp.0" */
+void di_layer_name(const di_forward *fw, int32_t layer, char out[24]);
+
+/* ---- attention.c, compressor.c, ffn.c, engram.c ---- */
+/* Latents, compressed entries and index keys of kv source `layer` for all rows of the forward; x [n, H] normed. */
+di_status di_block_compress(di_forward *fw, int32_t layer, di_act x);
+/* f = attention(x) of a backbone layer on row set `set`. */
+di_status di_block_attention(di_forward *fw, int32_t layer, int32_t set, di_act x, bool compressed_done, di_act f);
+/* f = attention of draft block `layer` over ring context and this round's rows. */
+di_status di_block_draft_attention(di_forward *fw, int32_t layer, di_act x, di_act f);
+/* f = moe(x) */
+di_status di_block_ffn(di_forward *fw, int32_t layer, int32_t set, di_act x, di_act f);
+/* Gated n-gram rows added to the trunk of row set 0. */
+di_status di_block_engram(di_forward *fw, int32_t layer, di_act trunk);
+/* Window keys of `x` for `layer`: wkv, kv_norm, RoPE, records in ws.records. */
+di_status di_block_window_keys(di_forward *fw, int32_t layer, const di_row_set *rs, bool compressed_rope, di_act xq);
+/* One layer's two sub-layers with their hyper-connections; *pre is the buffer in use and changes. */
+di_status di_block_run(di_forward *fw, int32_t layer, int32_t set, bool compressed_done, uint8_t *trunk, float **pre);
+
+#endif
