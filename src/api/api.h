@@ -1,0 +1,146 @@
+/* The API layer: request bodies in, replies out, and the implementation of include/deepinfer/.
+ *
+ * Owns: reading a body of /v1/chat/completions, /v1/responses, /v1/messages or a line of `run --input` into one
+ * di_request (conversation, sampling parameters, parser options), the refusals with their exact texts, the defaults of
+ * our own behaviour and of the hosted service (`--vendor-compat`), and, in reply.h, results and events. Leaves running
+ * a request to engine/, printing to cli/ and listening to server/.
+ *
+ * Ownership: a di_request owns an arena and the JSON that its parts point into. Everything that hangs off it (messages,
+ * texts, stop strings, schemas) lives until di_request_deinit; nothing in it points at the caller's body text. One
+ * request is used by one thread at a time. */
+#ifndef DI_API_H
+#define DI_API_H
+
+#include "engine/sample/sample.h"
+#include "text/text.h"
+
+#include "line.h"
+#include "reply.h"
+
+typedef enum di_api_kind {
+    DI_API_CHAT,      /* /v1/chat/completions */
+    DI_API_RESPONSES, /* /v1/responses */
+    DI_API_MESSAGES,  /* /v1/messages */
+    DI_API_LINE       /* a line of `run --input`: `messages` as in chat, or `prompt`, or `prompt_token_ids` */
+} di_api_kind;
+
+/* "chat", "responses", "messages", "line"; false for another name. */
+bool di_api_kind_parse(const char *name, di_api_kind *kind);
+
+/* How bodies are read. */
+typedef struct di_request_options {
+    bool vendor_compat;     /* the hosted service's defaults, clamps and refusals */
+    int effort_default;     /* of requests that name neither thinking nor effort: 0 = no thinking, else 1..100 */
+    bool require_reasoning; /* refuse a history with tools in thinking mode whose assistant messages lack reasoning */
+    bool refuse_web_search; /* responses: refuse the server tool that is dropped otherwise */
+    bool drop_server_tools; /* messages: drop the server tools that are refused otherwise */
+    const char *model_name; /* vendor_compat: accepted beside the service's own names; may be NULL; borrowed */
+    di_sampling sampling;   /* defaults of fields that a request does not name (the command line's) */
+} di_request_options;
+
+/* Our own behaviour (thinking off) or the hosted service's (thinking on, effort 75). */
+void di_request_options_init(di_request_options *options, bool vendor_compat);
+
+/* `none`, `low`, `high`, `max`, `1`..`100`, as of --reasoning: 0 for none, else the effort. DI_ERR_ARG otherwise. */
+di_status di_effort_parse(const char *text, int *effort, di_error *err);
+
+typedef enum di_input_kind { DI_INPUT_CHAT, DI_INPUT_TEXT, DI_INPUT_IDS } di_input_kind;
+
+/* What the sampler is asked to enforce, as the hosted service hands it on. */
+typedef enum di_constraint_kind {
+    DI_CONSTRAINT_NONE,
+    DI_CONSTRAINT_JSON,              /* text: the schema, empty for any JSON */
+    DI_CONSTRAINT_REGEX,             /* text: the expression */
+    DI_CONSTRAINT_EBNF,              /* text: the grammar (our own field `ebnf`) */
+    DI_CONSTRAINT_CHOICE,            /* text: a JSON array of strings (our own field `choice`) */
+    DI_CONSTRAINT_TOOL_CALL,         /* text: the tool list; content or calls */
+    DI_CONSTRAINT_TOOL_CALL_REQUIRED /* text: the tool list; calls only */
+} di_constraint_kind;
+
+/* Why a body was refused, filled when di_request_parse fails. */
+typedef enum di_refusal_kind {
+    DI_REFUSAL_NONE,
+    DI_REFUSAL_JSON,      /* not JSON, or not an object */
+    DI_REFUSAL_BODY,      /* a field of the wrong type, or a name that does not exist */
+    DI_REFUSAL_CONVERSION /* well-formed, and can't be done */
+} di_refusal_kind;
+
+/* A tool of a namespace, so that output names can be split back (responses). */
+typedef struct di_namespace_tool {
+    di_chat_text full, space, tool; /* "crm::lookup", "crm", "lookup" */
+} di_namespace_tool;
+
+/* What a body asks for. Zeroed storage is valid for di_request_deinit. Read-only after di_request_parse. */
+typedef struct di_request {
+    di_arena arena;    /* owned */
+    di_json *body;     /* owned */
+    di_json **schemas; /* arena array of owned values */
+    size_t n_schemas, cap_schemas;
+
+    di_api_kind api;
+    bool vendor_compat;
+    const di_json *id;  /* lines: the `id` as it came, NULL when absent; read even when the rest is refused */
+    di_chat_text model; /* {NULL, 0} when absent: the server compares it */
+
+    di_input_kind input;
+    di_chat chat;       /* DI_INPUT_CHAT */
+    di_chat_text text;  /* DI_INPUT_TEXT */
+    const int32_t *ids; /* DI_INPUT_IDS */
+    size_t n_ids;
+
+    di_sampling sampling; /* complete: the request's fields over the options' defaults; max_tokens 0 = not named */
+    bool has_temperature, has_top_p, has_top_k, has_max_tokens;     /* named by the request (has_seed is in sampling) */
+    int64_t n;                                                      /* completions asked for, >= 1 */
+    double presence_penalty, frequency_penalty, repetition_penalty; /* 0, 0, 1 = off */
+    const di_json *logit_bias;                                      /* NULL or an object */
+
+    /* The first field that asks for something beyond temperature, top-p, top-k, seeds and stop strings (n, penalties,
+     * logit_bias, min_p, min_tokens, stop_token_ids, prompt_logprobs, forced_token_ids) with a value that is not
+     * neutral; NULL when there is none. A run path that does not do it must refuse the request by this name. */
+    const char *beyond;
+
+    di_parser_options parse; /* how the output is to be parsed; its stop strings are sampling.stop */
+    /* Thinking with tool choice `required` or a named tool (not with vendor_compat): the ids of di_prompt_open_calls
+     * are forced after END_THINK. A run path that does not do it must refuse the request. */
+    bool forces_calls_after_thinking;
+
+    di_constraint_kind constraint;
+    di_chat_text constraint_text;
+    /* The output must match a schema, an expression, a grammar or a choice (also when tools make `constraint` a tool
+     * call's). A run path without grammars must refuse the request: the constraint is never dropped. */
+    bool has_constraint;
+    di_constraint_kind format_constraint; /* that constraint: NONE, JSON, REGEX, EBNF or CHOICE */
+    di_chat_text format_text;
+
+    bool is_stream, stream_usage;
+    size_t n_images;
+    const di_chat_part **images; /* in prompt order; a model without vision must refuse n_images > 0 */
+    size_t n_namespace_tools;
+    const di_namespace_tool *namespace_tools;
+
+    /* On failure. */
+    di_refusal_kind refusal;
+    char param[96]; /* the offending field ("messages[2].tool_call_id"), "" when none is meant */
+} di_request;
+
+/* Reads a body. DI_ERR_REQUEST (or DI_ERR_MEMORY) with a message that can be sent to the client; refusal and param say
+ * more. Call di_request_deinit in any case. */
+di_status di_request_parse(di_request *request, di_api_kind api, const char *body, size_t len,
+                           const di_request_options *options, di_error *err);
+void di_request_deinit(di_request *request);
+
+/* Renders the request (DI_INPUT_CHAT by the chat format, DI_INPUT_TEXT as it is) into prompt (may be NULL) and appends
+ * its ids (ids may be NULL): chat input by the chat vocabulary, text with added tokens recognised and no BOS, ids as
+ * given. tok and vocab may be NULL when ids is. */
+di_status di_request_encode(const di_request *request, const di_tokenizer *tok, const di_chat_vocab *vocab,
+                            di_prompt *prompt, di_ids *ids, di_error *err);
+
+/* How many tokens may be generated after n_prompt tokens in a context of n_context: what the request names, else the
+ * default (chat: 8192, with thinking 65536, at effort 100 131072; other prompts: 8192), cut to what the context leaves,
+ * at least 1. */
+int64_t di_request_max_tokens(const di_request *request, int64_t n_prompt, int64_t n_context);
+
+/* Appends the error object of a refused body: {"message", "type", "param", "code"}. */
+void di_request_error_json(di_strbuf *out, const di_request *request, di_status status, const di_error *err);
+
+#endif

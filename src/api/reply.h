@@ -1,0 +1,101 @@
+/* Replies: parser events turned into messages, and into the response objects and stream events of the three APIs.
+ *
+ * di_reply gathers one output as a message. di_reply_stream does the same and, as events come in, hands out the events
+ * of one API: chunks of chat completions, named events of Responses and of Anthropic messages. Both are sinks of
+ * di_parser. What is sent is JSON values; writing them (SSE, a body, a line of a batch) is the caller's. Ids of calls
+ * and items are drawn from a seed, so that a reply can be made again. */
+#ifndef DI_REPLY_H
+#define DI_REPLY_H
+
+#include "text/text.h"
+
+/* ---- one output as a message ---- */
+
+enum { DI_REPLY_ID_MAX = 48 };
+
+typedef struct di_reply_call {
+    char id[DI_REPLY_ID_MAX]; /* call_NN_ and 24 random characters */
+    di_strbuf name, arguments;
+} di_reply_call;
+
+/* Zeroed storage is a valid empty reply without reasoning. */
+typedef struct di_reply {
+    bool has_reasoning; /* thinking is on: the message has reasoning_content, empty or not */
+    uint64_t seed;      /* of the ids */
+    di_strbuf reasoning, content;
+    di_reply_call *calls; /* owned */
+    size_t n_calls, cap_calls;
+} di_reply;
+
+/* seed: di_random_u64() of the caller. */
+void di_reply_init(di_reply *reply, bool has_reasoning, uint64_t seed);
+void di_reply_deinit(di_reply *reply);
+/* Takes an event; a di_parser_sink whose user is the reply. */
+di_status di_reply_push(void *reply, const di_parser_event *event, di_error *err);
+
+/* The `message` of chat completions: role, content ("" when there are only calls), reasoning_content (thinking on),
+ * tool_calls (when there are any) with index, id, type, function. A new value; ill-formed UTF-8 as U+FFFD. NULL when
+ * memory is short. */
+di_json *di_reply_message(const di_reply *reply);
+/* The message as `parse` prints it: content, reasoning_content and tool_calls of name and arguments, and nothing
+ * random. */
+di_json *di_reply_parsed(const di_reply *reply);
+
+/* ---- one output as events of an API ---- */
+
+typedef enum di_reply_protocol {
+    DI_REPLY_CHAT,      /* /v1/chat/completions */
+    DI_REPLY_RESPONSES, /* /v1/responses */
+    DI_REPLY_MESSAGES   /* /v1/messages */
+} di_reply_protocol;
+
+typedef struct di_reply_usage {
+    int64_t prompt_tokens, completion_tokens;
+    int64_t cached_tokens;    /* of the prompt */
+    int64_t reasoning_tokens; /* of the completion */
+} di_reply_usage;
+
+/* What a response says about its request; borrowed for the stream's life. */
+typedef struct di_reply_head {
+    const char *id; /* of the response: "chatcmpl-...", "resp_...", "msg_..." */
+    const char *model;
+    int64_t created_s;      /* Unix time */
+    bool has_reasoning;     /* thinking is on */
+    bool has_chunk_usage;   /* chat: stream_options.include_usage, every chunk has the key `usage` */
+    int64_t choice_id;      /* chat: index of the choice */
+    uint64_t seed;          /* of call and item ids */
+    const di_json *request; /* Responses: the body, whose fields the response repeats; else NULL */
+} di_reply_head;
+
+/* Takes an event to send: its name (NULL in chat completions) and data, borrowed for the call. data NULL is the
+ * terminal line `[DONE]` of chat completions. */
+typedef di_status (*di_reply_sink)(void *user, const char *event, const di_json *data, di_error *err);
+
+typedef struct di_reply_stream di_reply_stream;
+
+/* sink may be NULL: then the stream only gathers for di_reply_stream_response. */
+di_status di_reply_stream_create(di_reply_stream **out, di_reply_protocol protocol, const di_reply_head *head,
+                                 di_reply_sink sink, void *user, di_error *err);
+void di_reply_stream_destroy(di_reply_stream *s); /* NULL is fine */
+
+/* The opening events, once the prompt's tokens are known (completion_tokens is not read). */
+di_status di_reply_stream_start(di_reply_stream *s, const di_reply_usage *usage, di_error *err);
+/* Takes an event; a di_parser_sink whose user is the stream. */
+di_status di_reply_stream_push(void *s, const di_parser_event *event, di_error *err);
+/* Chat: log-probabilities of the tokens behind the next text, an array that the stream takes over. They go with the
+ * next chunk of text or the last one, and all of them into the response. */
+di_status di_reply_stream_logprobs(di_reply_stream *s, di_json *entries, di_error *err);
+/* The closing events. finish is di_parser_finish_reason's; stop_text the stop string that was found, else NULL;
+ * completed_s the time (Responses). usage NULL: another choice of the same response still runs, so neither usage nor
+ * `[DONE]`. */
+di_status di_reply_stream_finish(di_reply_stream *s, di_finish finish, const di_chat_text *stop_text,
+                                 const di_reply_usage *usage, int64_t completed_s, di_error *err);
+/* The events that end a stream whose run failed; nothing may follow. */
+di_status di_reply_stream_fail(di_reply_stream *s, di_status status, const char *message, di_error *err);
+
+/* The complete response object, after finish. A new value, NULL when memory is short. */
+di_json *di_reply_stream_response(const di_reply_stream *s);
+/* Chat with several choices, in the order given. */
+di_json *di_reply_chat_response(const di_reply_stream *const *choices, size_t n_choices, const di_reply_usage *usage);
+
+#endif

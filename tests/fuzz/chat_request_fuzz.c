@@ -1,0 +1,60 @@
+/* Any bytes as a request body: through every API and as a line, by both sets of rules. A refusal must have a message
+ * that is an error object, a request that is taken must render, with its marks in order and where their spellings are.
+ */
+#include <stdlib.h>
+
+#include "api/api.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void require(bool holds) {
+    if (!holds) {
+        abort();
+    }
+}
+
+static void check_error(const di_request *request, di_status st, const di_error *err) {
+    di_strbuf text = {0};
+    di_json *v = NULL;
+    require(st == DI_ERR_REQUEST && request->refusal != DI_REFUSAL_NONE && err->message[0]);
+    di_request_error_json(&text, request, st, err);
+    require(di_json_parse(&v, text.data, text.len, NULL) == DI_OK);
+    di_json_free(v);
+    di_strbuf_deinit(&text);
+}
+
+static void check_prompt(const di_request *request, di_prompt *prompt) {
+    require(di_request_encode(request, NULL, NULL, prompt, NULL, NULL) == DI_OK);
+    size_t at = 0, n_images = 0;
+    for (size_t i = 0; i < prompt->n_marks; i++) {
+        const di_prompt_mark *mark = &prompt->marks[i];
+        const char *spelling = di_chat_special_text(mark->special);
+        require(mark->begin >= at && mark->end <= prompt->text.len && mark->end - mark->begin == strlen(spelling));
+        require(memcmp(prompt->text.data + mark->begin, spelling, strlen(spelling)) == 0);
+        n_images += mark->special == DI_CHAT_IMAGE;
+        at = mark->end;
+    }
+    /* Of several reminders in a row only the first is rendered, and reminders have no images. */
+    require(n_images == request->n_images);
+    require(request->input != DI_INPUT_CHAT || prompt->marks[0].special == DI_CHAT_BOS);
+    require(di_request_max_tokens(request, 100, 50) == 1);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    di_prompt prompt = {0};
+    for (int i = 0; i < 8; i++) {
+        di_request_options options;
+        di_request_options_init(&options, i & 1);
+        di_request request;
+        di_error err = {0};
+        di_status st = di_request_parse(&request, (di_api_kind)(i >> 1), (const char *)data, size, &options, &err);
+        if (st) {
+            check_error(&request, st, &err);
+        } else {
+            check_prompt(&request, &prompt);
+        }
+        di_request_deinit(&request);
+    }
+    di_prompt_deinit(&prompt);
+    return 0;
+}
