@@ -1,0 +1,285 @@
+/* The CPU as a device: its memory, scratch, streams, jobs and description.
+ *
+ * Device memory is host memory, so that copies are memcpy and weights are read in place from their mapping. A stream
+ * has no queue: an operation has finished when its function returns. Scratch is one block, made by reserve for the
+ * largest forward that the limits allow; it is left untouched until used, so that what a small run doesn't need is
+ * never resident. */
+#include <errno.h>
+#include <unistd.h>
+
+#include "cpu.h"
+
+/* ---- floating-point mode ---- */
+
+#if defined(__SSE2__)
+enum { MXCSR_DAZ = 0x0040, MXCSR_FTZ = 0x8000 };
+uint64_t di_cpu_fp_flush(void) {
+    unsigned mode = __builtin_ia32_stmxcsr();
+    __builtin_ia32_ldmxcsr(mode | MXCSR_DAZ | MXCSR_FTZ);
+    return mode;
+}
+void di_cpu_fp_restore(uint64_t mode) {
+    __builtin_ia32_ldmxcsr((unsigned)mode);
+}
+#elif defined(__aarch64__)
+enum { FPCR_FZ = 1 << 24 };
+uint64_t di_cpu_fp_flush(void) {
+    uint64_t mode;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+    __asm__ volatile("msr fpcr, %0" : : "r"(mode | FPCR_FZ));
+    return mode;
+}
+void di_cpu_fp_restore(uint64_t mode) {
+    __asm__ volatile("msr fpcr, %0" : : "r"(mode));
+}
+#else
+#error "say here how this processor flushes subnormals: results depend on it"
+#endif
+
+static void worker_start(void) {
+    (void)di_cpu_fp_flush();
+}
+
+/* ---- jobs ---- */
+
+/* Below this many multiply-adds a job takes less time than waking a sleeping worker. */
+enum { RUN_WORK_MIN = 24 * 1024 };
+
+void di_cpu_run(di_stream *stream, di_pool_fn fn, void *ctx, int64_t n_parts, int64_t work) {
+    if (n_parts > 1 && work >= RUN_WORK_MIN) {
+        di_pool_run(stream->dev->pool, fn, ctx, n_parts);
+        return;
+    }
+    for (int64_t part = 0; part < n_parts; part++)
+        fn(ctx, part, n_parts, 0);
+}
+
+/* ---- memory ---- */
+
+/* Aligned memory inside a larger block of the C library's, whose address lies just before it. */
+static void *aligned_new(size_t n_bytes, bool zeroed) {
+    enum { ALIGN = 64 };
+    size_t total;
+    if (!di_size_add(&total, n_bytes, ALIGN + sizeof(void *)))
+        return NULL;
+    void *block = zeroed ? calloc(1, total) : malloc(total);
+    if (!block)
+        return NULL;
+    uintptr_t at = ((uintptr_t)block + sizeof(void *) + ALIGN - 1) & ~(uintptr_t)(ALIGN - 1);
+    memcpy((void *)(at - sizeof(void *)), &block, sizeof block);
+    return (void *)at;
+}
+
+static void aligned_free(void *p) {
+    if (!p)
+        return;
+    void *block;
+    memcpy(&block, (uint8_t *)p - sizeof(void *), sizeof block);
+    free(block);
+}
+
+static di_status cpu_alloc(di_device *dev, size_t n_bytes, void **out, di_error *err) {
+    (void)dev;
+    void *p = aligned_new(n_bytes, true);
+    if (!p)
+        return di_fail(err, DI_ERR_MEMORY, "cpu: no memory for %zu bytes", n_bytes);
+    *out = p;
+    return DI_OK;
+}
+
+static void cpu_free(di_device *dev, void *p) {
+    (void)dev;
+    aligned_free(p);
+}
+
+static di_status cpu_copy(di_device *dev, void *dst, const void *src, size_t n_bytes, di_error *err) {
+    (void)dev, (void)err;
+    if (n_bytes)
+        memmove(dst, src, n_bytes);
+    return DI_OK;
+}
+
+/* ---- scratch ---- */
+
+static di_limits limits_max(const di_limits *a, const di_limits *b) {
+#define BIG(f) .f = DI_MAX(a->f, b->f)
+    return (di_limits){
+        BIG(rows_max),     BIG(n_in_max),    BIG(n_out_max),        BIG(entries_max),         BIG(keys_max),
+        BIG(head_dim),     BIG(n_heads),     BIG(index_heads),      BIG(index_dim),           BIG(experts_max),
+        BIG(intermediate), BIG(hidden_size), BIG(candidate_blocks), BIG(experts_per_row_max),
+    };
+#undef BIG
+}
+
+static di_cpu_need needs(const di_limits *limits) {
+    di_cpu_need need = {0, 0};
+    di_cpu_need_dense(limits, &need);
+    di_cpu_need_gemm(limits, &need);
+    di_cpu_need_hc(limits, &need);
+    di_cpu_need_engram(limits, &need);
+    di_cpu_need_moe(limits, &need);
+    di_cpu_need_kv(limits, &need);
+    di_cpu_need_index(limits, &need);
+    di_cpu_need_attention(limits, &need);
+    di_cpu_need_draft(limits, &need);
+    return (di_cpu_need){di_cpu_piece(need.shared), di_cpu_piece(need.worker)};
+}
+
+static size_t need_bytes(const di_device *dev, di_cpu_need need) {
+    return need.shared + (size_t)di_pool_threads(dev->pool) * need.worker;
+}
+
+static size_t cpu_scratch_bytes(di_device *dev, const di_limits *limits) {
+    return need_bytes(dev, needs(limits));
+}
+
+static di_status cpu_reserve(di_device *dev, const di_limits *limits, di_error *err) {
+    pthread_mutex_lock(&dev->lock);
+    di_status st = DI_OK;
+    di_limits all = limits_max(&dev->limits, limits);
+    di_cpu_need need = needs(&all);
+    need.shared = DI_MAX(need.shared, dev->have.shared);
+    need.worker = DI_MAX(need.worker, dev->have.worker);
+    if (need.shared > dev->have.shared || need.worker > dev->have.worker) {
+        uint8_t *scratch = aligned_new(need_bytes(dev, need), false);
+        if (scratch) {
+            aligned_free(dev->scratch);
+            dev->scratch = scratch;
+            dev->have = need;
+        } else {
+            st = di_fail(err, DI_ERR_MEMORY, "cpu: no memory for %zu bytes of scratch; fewer rows a step need less",
+                         need_bytes(dev, need));
+        }
+    }
+    if (st == DI_OK)
+        dev->limits = all;
+    pthread_mutex_unlock(&dev->lock);
+    return st;
+}
+
+/* ---- life cycle ---- */
+
+static void cpu_close(di_device *dev) {
+    if (!dev)
+        return;
+    di_pool_destroy(dev->pool);
+    pthread_mutex_destroy(&dev->lock);
+    aligned_free(dev->scratch);
+    free(dev);
+}
+
+di_status di_cpu_device_open(di_device **out, int n_threads, di_cpu_level level, di_error *err) {
+    di_device *dev = calloc(1, sizeof *dev);
+    if (!dev)
+        return di_fail(err, DI_ERR_MEMORY, "cpu: no memory for a device");
+    di_status st = di_pool_create(&dev->pool, n_threads, worker_start, err);
+    if (st) {
+        free(dev);
+        return di_error_context(err, st, "cpu: starting %d threads", n_threads);
+    }
+    int e = pthread_mutex_init(&dev->lock, NULL);
+    if (e) {
+        di_pool_destroy(dev->pool);
+        free(dev);
+        return di_fail(err, DI_ERR_INTERNAL, "cpu: no lock: %s", strerror(e));
+    }
+    dev->level = level;
+    di_cpu_kernels_init(&dev->kernels, level);
+    *out = dev;
+    return DI_OK;
+}
+
+static di_status cpu_open(di_device **out, int n_threads, di_error *err) {
+    return di_cpu_device_open(out, n_threads, di_cpu_level_best(), err);
+}
+
+/* Value of the first line "key<space or tab>*: value" of a /proc file, without its line end; false when there is none.
+ */
+static bool proc_value(const char *path, const char *key, char *out, size_t cap) {
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return false;
+    bool is_found = false;
+    char line[512];
+    while (!is_found && fgets(line, sizeof line, f)) {
+        size_t len = strlen(key);
+        if (strncmp(line, key, len) != 0)
+            continue;
+        const char *at = line + len + strspn(line + len, " \t");
+        if (*at != ':')
+            continue;
+        at += 1 + strspn(at + 1, " \t");
+        snprintf(out, cap, "%.*s", (int)strcspn(at, "\n"), at);
+        is_found = true;
+    }
+    fclose(f);
+    return is_found;
+}
+
+static di_status cpu_info(di_device *dev, di_device_info *out, di_error *err) {
+    (void)err;
+    *out = (di_device_info){.weights_by_mapping = true};
+    if (!proc_value("/proc/cpuinfo", "model name", out->name, sizeof out->name)) {
+        snprintf(out->name, sizeof out->name, "cpu");
+    }
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    out->memory_total_bytes = page * (uint64_t)sysconf(_SC_PHYS_PAGES);
+    out->memory_free_bytes = page * (uint64_t)sysconf(_SC_AVPHYS_PAGES);
+    char text[64], number[32];
+    uint64_t kib;
+    if (proc_value("/proc/meminfo", "MemAvailable", text, sizeof text)) { /* counts what the page cache can give back */
+        snprintf(number, sizeof number, "%.*s", (int)strcspn(text, " "), text);
+        if (di_parse_u64(number, &kib))
+            out->memory_free_bytes = kib * 1024;
+    }
+    size_t len = 0;
+    for (int level = 0; level <= (int)dev->level && len < sizeof out->levels; level++) {
+        int n = snprintf(out->levels + len, sizeof out->levels - len, "%s%s", level ? " " : "",
+                         di_cpu_level_name((di_cpu_level)level));
+        if (n > 0)
+            len += (size_t)n;
+    }
+    return DI_OK;
+}
+
+static di_status cpu_stream_create(di_device *dev, di_stream **out, di_error *err) {
+    di_stream *stream = calloc(1, sizeof *stream);
+    if (!stream)
+        return di_fail(err, DI_ERR_MEMORY, "cpu: no memory for a stream");
+    stream->dev = dev;
+    *out = stream;
+    return DI_OK;
+}
+
+static void cpu_stream_destroy(di_stream *stream) {
+    free(stream);
+}
+
+static di_status cpu_stream_sync(di_stream *stream, di_error *err) {
+    (void)stream, (void)err;
+    return DI_OK;
+}
+
+static const char *cpu_stream_refused(const di_stream *stream) {
+    return stream->refused;
+}
+
+const di_device_ops di_cpu_device_ops = {
+    .abi = DI_BACKEND_ABI,
+    .size = sizeof(di_device_ops),
+    .name = "cpu",
+    .open = cpu_open,
+    .close = cpu_close,
+    .info = cpu_info,
+    .reserve = cpu_reserve,
+    .scratch_bytes = cpu_scratch_bytes,
+    .alloc = cpu_alloc,
+    .free = cpu_free,
+    .upload = cpu_copy,
+    .download = cpu_copy,
+    .copy = cpu_copy,
+    .stream_create = cpu_stream_create,
+    .stream_destroy = cpu_stream_destroy,
+    .stream_sync = cpu_stream_sync,
+    .stream_refused = cpu_stream_refused,
+};

@@ -1,0 +1,314 @@
+/* The forward pass: the layer loop of model.md 3.14 over a ragged batch, and what every block shares.
+ *
+ *   embed -> trunk [n, M, H]
+ *   per layer:  + Engram | taps for the draft module | mix -> norm -> attention -> write | mix -> norm -> experts -> write
+ *   compact replay: at the first consumer layer the compressor still sees every row, then only the kept rows go on
+ *   draft main keys from the taps | logits of the rows that asked for them
+ */
+#include "forward_internal.h"
+
+/* ---- shared by the blocks ---- */
+
+di_act di_act_of(const di_forward *fw, void *data, int64_t n_rows, int64_t n_cols) {
+    return (di_act){.dtype = di_act_dtype(fw), .n_rows = n_rows, .n_cols = n_cols, .stride = n_cols, .data = data};
+}
+
+di_act di_act_f32(float *data, int64_t n_rows, int64_t n_cols) {
+    return (di_act){.dtype = DI_F32, .n_rows = n_rows, .n_cols = n_cols, .stride = n_cols, .data = data};
+}
+
+di_status di_act_quant(di_forward *fw, di_act x, uint8_t *codes, uint8_t *scales, di_act *out) {
+    if (fw->model->numerics == DI_NUMERICS_EXACT) {
+        *out = x;
+        return DI_OK;
+    }
+    *out = (di_act){.dtype = DI_F8_E4M3, .n_rows = x.n_rows, .n_cols = x.n_cols, .stride = x.n_cols, .data = codes, .scale = scales};
+    return fw->model->backend.ops->quant(fw->stream, &(di_quant_args){.x = x, .out = *out});
+}
+
+di_status di_linear(di_forward *fw, di_act x, const di_mat *w, di_act out) {
+    return fw->model->backend.ops->gemm(fw->stream, &(di_gemm_args){.x = x, .w = w, .out = out});
+}
+
+di_status di_norm(di_forward *fw, di_act x, const uint16_t *weight, di_act out) {
+    return fw->model->backend.ops->rms_norm(
+        fw->stream, &(di_rms_norm_args){.x = x, .out = out, .weight = weight, .eps = fw->model->config.rms_eps});
+}
+
+void di_layer_name(const di_forward *fw, int32_t layer, char out[24]) {
+    int32_t n = fw->model->config.n_layers;
+    if (layer < n)
+        snprintf(out, 24, "layers.%d", layer);
+    else
+        snprintf(out, 24, "mtp.%d", layer - n);
+}
+
+/* The tap reads and may write a host copy; what it wrote goes back to the device. */
+di_status di_show(di_forward *fw, const char *layer, const char *name, di_dtype dtype, int64_t n_rows, int64_t n_cols, void *data) {
+    if (!fw->tap) return DI_OK;
+    const di_device_ops *dev = fw->model->backend.device;
+    size_t n_bytes = (size_t)(n_rows * n_cols) * di_dtype_bytes(dtype, 1);
+    if (n_bytes > fw->tap_host_bytes) {
+        uint8_t *grown = realloc(fw->tap_host, n_bytes);
+        if (!grown) return di_fail(fw->err, DI_ERR_MEMORY, "tap of '%s.%s': %zu bytes", layer, name, n_bytes);
+        fw->tap_host = grown;
+        fw->tap_host_bytes = n_bytes;
+    }
+    char full[64];
+    snprintf(full, sizeof full, "%s%s%s", layer, *layer ? "." : "", name);
+    DI_TRY(dev->stream_sync(fw->stream, fw->err));
+    DI_TRY(dev->download(fw->model->device, fw->tap_host, data, n_bytes, fw->err));
+    fw->tap(fw->tap_user, full, dtype, n_rows, n_cols, fw->tap_host);
+    return dev->upload(fw->model->device, data, fw->tap_host, n_bytes, fw->err);
+}
+
+/* Operations carry no error object: where one refused its arguments, its name becomes the message. */
+di_status di_refused(const di_forward *fw, di_status st) {
+    if (!st || !fw->err || fw->err->message[0]) return st;
+    const char *op = fw->model->backend.device->stream_refused(fw->stream);
+    return di_fail(fw->err, st, "operation '%s' of backend '%s' refused its arguments", op ? op : "?", fw->model->backend.ops->name);
+}
+
+static di_status gather(di_forward *fw, const void *x, void *out, size_t list, int32_t n, size_t row_bytes) {
+    return fw->model->backend.ops->gather(
+        fw->stream, &(di_gather_args){.x = x,
+                                      .out = out,
+                                      .idx = (const int32_t *)(const void *)(fw->ws.meta + list),
+                                      .n = n,
+                                      .row_bytes = row_bytes});
+}
+
+/* z = sum of pre*trunk, and the mixes of the next sub-layer when hc is not NULL. */
+static di_status mix(di_forward *fw, di_act trunk, const float *pre_in, const di_hc_weights *hc, di_act z, float *pre_out) {
+    const di_config *c = &fw->model->config;
+    di_hc_mix_args args = {.x = trunk, .m = c->hc_mult, .pre_in = pre_in, .iters = c->hc_iters, .eps = c->hc_eps, .norm_eps = c->rms_eps, .z = z};
+    if (hc) {
+        args.fn = hc->fn;
+        args.scale = hc->scale;
+        args.base = hc->base;
+        args.pre_out = pre_out;
+        args.post = fw->ws.post;
+        args.comb = fw->ws.comb;
+    }
+    return fw->model->backend.ops->hc_mix(fw->stream, &args);
+}
+
+static di_status write_back(di_forward *fw, di_act trunk, di_act f) {
+    return fw->model->backend.ops->hc_post(
+        fw->stream, &(di_hc_post_args){.x = trunk, .f = f, .m = fw->model->config.hc_mult, .post = fw->ws.post, .comb = fw->ws.comb});
+}
+
+di_status di_block_run(di_forward *fw, int32_t layer, int32_t set, bool compressed_done, uint8_t *trunk_data, float **pre) {
+    const di_config *c = &fw->model->config;
+    const di_block_weights *w = &fw->model->weights.blocks[layer];
+    int64_t n = fw->set[set].rows.n_rows, m = c->hc_mult;
+    di_act trunk = di_act_of(fw, trunk_data, n, m * c->hidden), z = di_act_of(fw, fw->ws.z, n, c->hidden);
+    di_act x = di_act_of(fw, fw->ws.x, n, c->hidden), f = di_act_of(fw, fw->ws.f, n, c->hidden);
+    float *between = *pre == fw->ws.pre[0] ? fw->ws.pre[1] : fw->ws.pre[0], *after = fw->ws.pre[2];
+    char name[24];
+    di_layer_name(fw, layer, name);
+
+    DI_TRY(mix(fw, trunk, *pre, &w->hc_attn, z, between));
+    DI_TRY(di_show(fw, name, "hc_attn_pre", DI_F32, n, m, between));
+    DI_TRY(di_show(fw, name, "hc_attn_post", DI_F32, n, m, fw->ws.post));
+    DI_TRY(di_show(fw, name, "hc_attn_comb", DI_F32, n, m * m, fw->ws.comb));
+    DI_TRY(di_norm(fw, z, w->attn_norm, x));
+    DI_TRY(di_show(fw, name, "attn_in", x.dtype, n, c->hidden, x.data));
+    if (layer < c->n_layers)
+        DI_TRY(di_block_attention(fw, layer, set, x, compressed_done, f));
+    else
+        DI_TRY(di_block_draft_attention(fw, layer, x, f));
+    DI_TRY(di_show(fw, name, "attn_out", f.dtype, n, c->hidden, f.data));
+    DI_TRY(write_back(fw, trunk, f));
+
+    DI_TRY(mix(fw, trunk, between, &w->hc_ffn, z, after));
+    DI_TRY(di_norm(fw, z, w->ffn_norm, x));
+    DI_TRY(di_show(fw, name, "ffn_in", x.dtype, n, c->hidden, x.data));
+    DI_TRY(di_block_ffn(fw, layer, set, x, f));
+    DI_TRY(di_show(fw, name, "ffn_out", f.dtype, n, c->hidden, f.data));
+    DI_TRY(write_back(fw, trunk, f));
+    DI_TRY(di_show(fw, name, "trunk", trunk.dtype, n, trunk.n_cols, trunk.data));
+    DI_TRY(di_show(fw, name, "hc_ffn_pre", DI_F32, n, m, after));
+    fw->ws.pre[2] = *pre; /* the buffers change places: `after` is in use now */
+    if (fw->ws.pre[0] == *pre)
+        fw->ws.pre[0] = after;
+    else
+        fw->ws.pre[1] = after;
+    *pre = after;
+    return DI_OK;
+}
+
+/* ---- the batch ---- */
+
+static di_status rope_tables(di_forward *fw, int k) {
+    const di_model *mo = fw->model;
+    const di_row_set *rs = &fw->set[k];
+    di_rope_table_args a = {.pos = rs->rows.pos, .n_rows = rs->rows.n_rows, .n_freq = mo->config.rope_dim / 2};
+    a.inv_freq = mo->freq_window, a.cos = rs->cos_window, a.sin = rs->sin_window;
+    DI_TRY(mo->backend.ops->rope_table(fw->stream, &a));
+    a.inv_freq = mo->freq_compressed, a.cos = rs->cos_compressed, a.sin = rs->sin_compressed;
+    return mo->backend.ops->rope_table(fw->stream, &a);
+}
+
+static di_status pair_tables(di_forward *fw) {
+    const di_model *mo = fw->model;
+    if (!fw->entries[2].n) return DI_OK;
+    return mo->backend.ops->rope_table(
+        fw->stream, &(di_rope_table_args){.pos = (const int32_t *)(const void *)(fw->ws.meta + fw->ml.ent_pos[2]),
+                                          .n_rows = fw->entries[2].n,
+                                          .n_freq = mo->config.rope_dim / 2,
+                                          .inv_freq = mo->freq_compressed,
+                                          .cos = fw->ws.cos_pairs,
+                                          .sin = fw->ws.sin_pairs});
+}
+
+di_status di_forward_start(di_forward *fw, di_act trunk, float **pre) {
+    const di_model *mo = fw->model;
+    int32_t m = mo->config.hc_mult;
+    DI_TRY(mo->backend.ops->embed(fw->stream,
+                               &(di_embed_args){.table = &mo->weights.embed,
+                                                .ids = (const int32_t *)(const void *)(fw->ws.meta + fw->ml.ids),
+                                                .copies = m,
+                                                .out = trunk}));
+    DI_TRY(di_show(fw, "", "embed", trunk.dtype, trunk.n_rows, trunk.n_cols, trunk.data));
+    /* The first sub-layer reads stream 0 alone. The host's metadata block is free again after prepare's copy. */
+    *pre = fw->ws.pre[0];
+    float *one_hot = (float *)(void *)fw->meta;
+    memset(one_hot, 0, (size_t)(trunk.n_rows * m) * 4);
+    for (int64_t i = 0; i < trunk.n_rows; i++) one_hot[i * m] = 1.0f;
+    return mo->backend.device->upload(mo->device, *pre, one_hot, (size_t)(trunk.n_rows * m) * 4, fw->err);
+}
+
+/* At the first consumer layer of a compact forward: every row feeds the compressor, then the kept rows go on alone. */
+static di_status drop_rows(di_forward *fw, int32_t layer, uint8_t **trunk, float **pre) {
+    const di_model *mo = fw->model;
+    const di_config *c = &mo->config;
+    int64_t n = fw->set[0].rows.n_rows;
+    di_act all = di_act_of(fw, *trunk, n, (int64_t)c->hc_mult * c->hidden);
+    di_act z = di_act_of(fw, fw->ws.z, n, c->hidden), x = di_act_of(fw, fw->ws.x, n, c->hidden);
+    DI_TRY(mix(fw, all, *pre, NULL, z, NULL));
+    DI_TRY(di_norm(fw, z, mo->weights.blocks[layer].attn_norm, x));
+    DI_TRY(di_block_compress(fw, layer, x));
+    int32_t kept = fw->set[1].rows.n_rows;
+    float *to = *pre == fw->ws.pre[0] ? fw->ws.pre[1] : fw->ws.pre[0];
+    DI_TRY(gather(fw, *trunk, fw->ws.trunk_kept, fw->ml.keep, kept, (size_t)all.n_cols * di_dtype_bytes(all.dtype, 1)));
+    DI_TRY(gather(fw, *pre, to, fw->ml.keep, kept, (size_t)c->hc_mult * 4));
+    *trunk = fw->ws.trunk_kept;
+    *pre = to;
+    return DI_OK;
+}
+
+static di_status take_tap(di_forward *fw, int32_t layer, di_act trunk) {
+    const di_config *c = &fw->model->config;
+    for (int32_t i = 0; i < c->n_draft_targets; i++) {
+        if (c->draft_targets[i] != layer) continue;
+        int64_t width = (int64_t)c->n_draft_targets * c->hidden;
+        di_act out = di_act_of(fw, fw->ws.taps, trunk.n_rows, c->hidden);
+        out.stride = width;
+        out.data = fw->ws.taps + (size_t)i * (size_t)c->hidden * di_dtype_bytes(out.dtype, 1);
+        DI_TRY(fw->model->backend.ops->stream_mean(fw->stream, &(di_stream_mean_args){.x = trunk, .m = c->hc_mult, .out = out}));
+    }
+    return DI_OK;
+}
+
+/* Main-context keys of the draft blocks from the taps (dspark.md 4.3). */
+static di_status draft_keys(di_forward *fw) {
+    const di_model *mo = fw->model;
+    const di_config *c = &mo->config;
+    const di_row_set *rs = &fw->set[c->draft_targets[0] >= c->first_consumer];
+    int64_t n = rs->rows.n_rows, width = (int64_t)c->n_draft_targets * c->hidden;
+    di_act taps = di_act_of(fw, fw->ws.taps, n, width), tq, cq;
+    di_act proj = di_act_of(fw, fw->ws.z, n, c->hidden), main = di_act_of(fw, fw->ws.x, n, c->hidden);
+    DI_TRY(di_show(fw, "", "dspark_features", taps.dtype, n, width, taps.data));
+    DI_TRY(di_act_quant(fw, taps, fw->ws.tapsq, fw->ws.tapsq_scale, &tq));
+    DI_TRY(di_linear(fw, tq, &mo->weights.main_proj, proj));
+    DI_TRY(di_norm(fw, proj, mo->weights.main_norm, main));
+    DI_TRY(di_act_quant(fw, main, fw->ws.xq, fw->ws.xq_scale, &cq));
+    for (int32_t l = c->n_layers; l < c->n_layers + c->n_draft_layers; l++) {
+        DI_TRY(di_block_window_keys(fw, l, rs, false, cq));
+        DI_TRY(mo->backend.ops->ring_store(
+            fw->stream, &(di_ring_store_args){.rows = &rs->rows,
+                                              .records = fw->ws.records,
+                                              .store_from = rs->store_from,
+                                              .ring = {fw->slots, mo->layout.slot_bytes, mo->layout.ring_offset[l], mo->layout.win_bytes, mo->layout.ring_len}}));
+    }
+    return DI_OK;
+}
+
+/* Head merge, norm and head of the rows that asked for logits (3.11). */
+static di_status head(di_forward *fw, const uint8_t *trunk_data, const float *pre, float **logits) {
+    const di_model *mo = fw->model;
+    const di_config *c = &mo->config;
+    int64_t n = fw->set[1].rows.n_rows;
+    di_act trunk = di_act_of(fw, (void *)(uintptr_t)trunk_data, n, (int64_t)c->hc_mult * c->hidden);
+    di_act z = di_act_of(fw, fw->ws.z, n, c->hidden);
+    DI_TRY(mix(fw, trunk, pre, NULL, z, NULL));
+    *logits = fw->ws.logits;
+    if (!fw->n_logits) return DI_OK;
+    DI_TRY(gather(fw, z.data, fw->ws.x, fw->ml.logit_rows, fw->n_logits, (size_t)c->hidden * di_dtype_bytes(z.dtype, 1)));
+    di_act h = di_act_of(fw, fw->ws.x, fw->n_logits, c->hidden), hn = di_act_of(fw, fw->ws.f, fw->n_logits, c->hidden);
+    DI_TRY(di_norm(fw, h, mo->weights.norm, hn));
+    DI_TRY(di_show(fw, "", "final_norm", hn.dtype, hn.n_rows, hn.n_cols, hn.data));
+    DI_TRY(di_linear(fw, hn, &mo->weights.head, di_act_f32(fw->ws.logits, fw->n_logits, c->vocab)));
+    return di_show(fw, "", "logits", DI_F32, fw->n_logits, c->vocab, fw->ws.logits);
+}
+
+/* Index scores are shown through a buffer that only taps need. */
+static di_status tap_begin(di_forward *fw, const di_batch *batch) {
+    const di_model *mo = fw->model;
+    fw->tap = batch->tap;
+    fw->tap_user = batch->tap_user;
+    if (!fw->tap) return DI_OK;
+    int64_t longest = 0;
+    for (int32_t s = 0; s < batch->n_seqs; s++) longest = DI_MAX(longest, batch->seqs[s].pos0 + batch->seqs[s].n_rows);
+    size_t n_bytes = (size_t)(fw->set[0].rows.n_rows * longest) * 4;
+    fw->tap_scores_stride = longest;
+    if (n_bytes <= fw->tap_scores_bytes) return DI_OK;
+    void *grown;
+    DI_TRY(mo->backend.device->alloc(mo->device, n_bytes, &grown, fw->err));
+    mo->backend.device->free(mo->device, fw->tap_scores);
+    fw->tap_scores = grown;
+    fw->tap_scores_bytes = n_bytes;
+    return DI_OK;
+}
+
+static di_status run(di_forward *fw, const di_batch *batch, float **logits) {
+    const di_model *mo = fw->model;
+    const di_config *c = &mo->config;
+    DI_TRY(di_forward_prepare(fw, batch));
+    DI_TRY(tap_begin(fw, batch));
+    DI_TRY(rope_tables(fw, 0));
+    DI_TRY(rope_tables(fw, 1));
+    DI_TRY(pair_tables(fw));
+    uint8_t *trunk = fw->ws.trunk;
+    float *pre;
+    int32_t set = 0;
+    DI_TRY(di_forward_start(fw, di_act_of(fw, trunk, fw->set[0].rows.n_rows, (int64_t)c->hc_mult * c->hidden), &pre));
+    for (int32_t l = 0; l < c->n_layers; l++) {
+        bool compressed_done = false;
+        if (di_config_engram_index(c, l) >= 0)
+            DI_TRY(di_block_engram(fw, l, di_act_of(fw, trunk, fw->set[set].rows.n_rows, (int64_t)c->hc_mult * c->hidden)));
+        if (l == c->first_consumer) {
+            set = 1;
+            if (fw->compact) {
+                DI_TRY(drop_rows(fw, l, &trunk, &pre));
+                compressed_done = true;
+            }
+        }
+        if (mo->with_draft)
+            DI_TRY(take_tap(fw, l, di_act_of(fw, trunk, fw->set[set].rows.n_rows, (int64_t)c->hc_mult * c->hidden)));
+        DI_TRY(di_block_run(fw, l, set, compressed_done, trunk, &pre));
+    }
+    DI_TRY(head(fw, trunk, pre, logits));
+    if (mo->with_draft) DI_TRY(draft_keys(fw));
+    return mo->backend.device->stream_sync(fw->stream, fw->err);
+}
+
+di_status di_forward_run(di_forward *fw, const di_batch *batch, float **logits, di_error *err) {
+    fw->err = err;
+    fw->pages = batch->pages;
+    fw->slots = batch->slots;
+    if (err) err->message[0] = 0;
+    di_status st = run(fw, batch, logits);
+    return di_error_context(err, di_refused(fw, st), "forward of %d sequences", batch->n_seqs);
+}

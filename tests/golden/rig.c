@@ -1,0 +1,91 @@
+/* The rig behind rig.h. */
+#include "rig.h"
+
+#include <stdlib.h>
+
+#include "harness.h"
+
+#define OK(expr)                                                                                                       \
+    do {                                                                                                               \
+        di_error err_ = {0};                                                                                           \
+        di_error *err = &err_;                                                                                         \
+        if ((expr)) fail_msg("%s", err_.message);                                                                      \
+    } while (0)
+
+void rig_open(rig *r, const rig_options *opt) {
+    memset(r, 0, sizeof *r);
+    OK(di_config_load(&r->config, opt->dir, err));
+    OK(di_checkpoint_open(&r->ckpt, opt->dir, &r->config, &(di_checkpoint_options){.dummy = opt->dummy}, err));
+    OK(di_backend_find("cpu", &r->backend, err));
+    OK(r->backend.device->open(&r->device, opt->threads, err));
+    di_model_options mo = {.backend = &r->backend,
+                           .device = r->device,
+                           .numerics = opt->numerics,
+                           .rows_max = opt->rows_max,
+                           .seqs_max = opt->n_seqs,
+                           .tokens_max = opt->tokens_max,
+                           .logits_max = opt->logits_max,
+                           .with_draft = true,
+                           .token_map = opt->token_map,
+                           .n_token_map = opt->n_token_map};
+    OK(di_model_create(&r->model, &r->config, r->ckpt, &mo, err));
+    OK(di_forward_create(&r->fw, r->model, err));
+    di_model_plan(&r->config, &mo, &r->plan);
+    r->n_seqs = opt->n_seqs;
+    r->blocks_per_seq = (int)DI_CEIL_DIV(opt->tokens_max, (int64_t)DI_PAGE_TOKENS);
+    int n_blocks = r->n_seqs * r->blocks_per_seq;
+    OK(r->backend.device->alloc(r->device, r->plan.page_bytes * (size_t)n_blocks, (void **)&r->pages, err));
+    OK(r->backend.device->alloc(r->device, r->plan.slot_bytes * (size_t)r->n_seqs, (void **)&r->slots, err));
+    r->blocks = calloc((size_t)n_blocks, sizeof *r->blocks);
+    assert_non_null(r->blocks);
+    for (int i = 0; i < n_blocks; i++) r->blocks[i] = n_blocks - 1 - i;
+    rig_reset(r);
+}
+
+void rig_reset(rig *r) {
+    /* 0x7F: an E4M3 NaN, a large scale; as fp32 3.4e38. */
+    memset(r->pages, 0x7F, r->plan.page_bytes * (size_t)(r->n_seqs * r->blocks_per_seq));
+    memset(r->slots, 0x7F, r->plan.slot_bytes * (size_t)r->n_seqs);
+}
+
+void rig_close(rig *r) {
+    di_forward_destroy(r->fw);
+    di_model_destroy(r->model);
+    r->backend.device->free(r->device, r->pages);
+    r->backend.device->free(r->device, r->slots);
+    r->backend.device->close(r->device);
+    di_checkpoint_close(r->ckpt);
+    free(r->blocks);
+}
+
+const float *rig_run(rig *r, int seq, const int32_t *tokens, int64_t pos0, int32_t n, int32_t n_logits, int64_t rect) {
+    di_seq_rows rows = {.tokens = tokens,
+                        .pos0 = pos0,
+                        .n_rows = n,
+                        .n_logits = n_logits,
+                        .slot = seq,
+                        .blocks = r->blocks + seq * r->blocks_per_seq,
+                        .n_blocks = r->blocks_per_seq,
+                        .rect = rect};
+    di_batch batch = {.n_seqs = 1, .seqs = &rows, .replay = r->replay, .pages = r->pages, .slots = r->slots, .tap = r->tap, .tap_user = r->tap_user};
+    float *logits = NULL;
+    OK(di_forward_run(r->fw, &batch, &logits, err));
+    return logits;
+}
+
+const float *rig_prefill(rig *r, int seq, const int32_t *tokens, int64_t n, int64_t chunk, int64_t rect) {
+    const float *logits = NULL;
+    if (!chunk) chunk = n;
+    for (int64_t at = 0; at < n; at += chunk) {
+        int64_t rows = DI_MIN(chunk, n - at);
+        logits = rig_run(r, seq, tokens, at, (int32_t)rows, at + rows == n, rect);
+    }
+    return logits;
+}
+
+int32_t rig_argmax(const float *logits, int64_t n) {
+    int64_t best = 0;
+    for (int64_t i = 1; i < n; i++)
+        if (logits[i] > logits[best]) best = i;
+    return (int32_t)best;
+}

@@ -1,0 +1,208 @@
+/* gemm at every level: the sum order bit by bit, all formats against double, groups, addition, odd sizes, faults. */
+#include "ops_mat.h"
+
+typedef struct gemm_case {
+    di_dtype x, w, out;
+    int64_t n_rows, n_in, n_out;
+    int32_t n_groups;
+    bool has_add;
+} gemm_case;
+
+static const gemm_case cases[] = {
+    /* one row, panels of 4, 8 and 16 rows, and a block of rows and a bit */
+    {DI_F8_E4M3, DI_F8_E4M3, DI_BF16, 1, 256, 128, 1, false},
+    {DI_F8_E4M3, DI_F8_E4M3, DI_BF16, 3, 256, 64, 1, false},
+    {DI_F8_E4M3, DI_F8_E4M3, DI_F32, 7, 160, 96, 1, false},
+    {DI_F8_E4M3, DI_F4_E2M1, DI_BF16, 9, 288, 40, 1, false},
+    {DI_F8_E4M3, DI_F4_E2M1, DI_F32, 16, 64, 33, 1, false},
+    {DI_BF16, DI_BF16, DI_F32, 21, 96, 70, 1, false},
+    {DI_BF16, DI_BF16, DI_BF16, 30, 320, 31, 1, true},
+    {DI_F32, DI_F32, DI_F32, 13, 512, 24, 1, false},
+    {DI_F32, DI_F8_E4M3, DI_F32, 2, 544, 32, 1, true},
+    {DI_F32, DI_F4_E2M1, DI_F32, 131, 96, 34, 1, false},
+    /* groups, as the output projection has them; a group that is no whole number of tiles or scale blocks */
+    {DI_F8_E4M3, DI_F8_E4M3, DI_BF16, 5, 128, 128, 2, false},
+    {DI_F8_E4M3, DI_F8_E4M3, DI_F32, 18, 64, 120, 3, false},
+    /* inputs that fill no group of 32 */
+    {DI_F32, DI_F32, DI_F32, 1, 7, 5, 1, false},
+    {DI_BF16, DI_F8_E4M3, DI_F32, 6, 45, 50, 1, false},
+    {DI_F32, DI_BF16, DI_F32, 20, 100, 9, 1, false},
+};
+
+static void gemm_sums_in_order(void **state) {
+    (void)state;
+    di_limits limits = ops_mat_limits();
+    uint64_t rng = 1;
+    for (size_t c = 0; c < DI_COUNT(cases); c++) {
+        const gemm_case *k = &cases[c];
+        ops_mem mem = {0};
+        int64_t width = k->n_in * k->n_groups;
+        di_act x = ops_act_random(&mem, &rng, k->x, k->n_rows, width);
+        di_mat w = ops_mat_random(&mem, &rng, k->w, k->n_out, k->n_in);
+        float *add = NULL;
+        if (k->has_add) {
+            add = ops_mem_take(&mem, (size_t)(k->n_rows * k->n_out) * sizeof *add);
+            for (int64_t i = 0; i < k->n_rows * k->n_out; i++)
+                add[i] = ops_mat_noise(&rng);
+        }
+        float *xf = ops_mem_take(&mem, (size_t)k->n_in * sizeof *xf),
+              *wf = ops_mem_take(&mem, (size_t)k->n_in * sizeof *wf);
+        for (int variant = 0; variant < ops_rig_variants(); variant++) {
+            ops_rig rig;
+            ops_rig_open_variant(&rig, variant, &limits);
+            di_act out = ops_act_empty(&mem, k->out, k->n_rows, k->n_out);
+            di_gemm_args args = {.x = x, .w = &w, .n_groups = k->n_groups, .add = add, .out = out};
+            assert_int_equal(di_cpu_ops.gemm(rig.stream, &args), DI_OK);
+            for (int64_t row = 0; row < k->n_rows; row++) {
+                for (int64_t o = 0; o < k->n_out; o++) {
+                    int64_t col0 = o / (k->n_out / k->n_groups) * k->n_in;
+                    double exact = add ? add[row * k->n_out + o] : 0, size = fabs(exact);
+                    for (int64_t i = 0; i < k->n_in; i++) {
+                        double xv = ops_act_value(&x, row, col0 + i), wv = ops_mat_value(&w, o, i);
+                        xf[i] = (float)xv, wf[i] = (float)wv;
+                        exact += xv * wv, size += fabs(xv * wv);
+                    }
+                    float want = ops_dot32(xf, wf, k->n_in);
+                    if (add)
+                        want += add[row * k->n_out + o];
+                    if (k->out == DI_BF16)
+                        want = di_round_bf16(want);
+                    double got = ops_act_value(&out, row, o);
+                    if (got != (double)want)
+                        fail_msg("case %zu variant %d row %d out %d: %g, expected %g", c, variant, (int)row, (int)o,
+                                 got, want);
+                    ops_close(got, exact, ops_sum_bound(k->n_in, size) + ops_round_bound(k->out, exact));
+                }
+            }
+            ops_rig_close(&rig);
+        }
+        ops_mem_free(&mem);
+    }
+}
+
+/* The power of byte 0 is subnormal, the products with it are not: flush-to-zero must not lose them. */
+static void gemm_keeps_the_least_scale(void **state) {
+    (void)state;
+    di_limits limits = ops_mat_limits();
+    for (int variant = 0; variant < ops_rig_variants(); variant++) {
+        for (int is_fp4 = 0; is_fp4 < 2; is_fp4++) {
+            uint8_t codes[32], scale[1] = {0};
+            float x[32] = {0}, y = -1;
+            memset(codes, is_fp4 ? 0x77 : 0x7E, sizeof codes); /* 6 and 448 */
+            x[3] = 1.0f;
+            di_mat w = {is_fp4 ? DI_F4_E2M1 : DI_F8_E4M3, 1, 32, codes, scale};
+            di_gemm_args args = {.x = {DI_F32, 1, 32, 32, x, NULL}, .w = &w, .out = {DI_F32, 1, 1, 1, &y, NULL}};
+            ops_rig rig;
+            ops_rig_open_variant(&rig, variant, &limits);
+            assert_int_equal(di_cpu_ops.gemm(rig.stream, &args), DI_OK);
+            assert_true(y == (is_fp4 ? 6.0f : 448.0f) * 0x1p-126f * 0.5f);
+            ops_rig_close(&rig);
+        }
+    }
+}
+
+static void gemm_flushes_subnormals(void **state) {
+    (void)state;
+    di_limits limits = ops_mat_limits();
+    for (int variant = 0; variant < ops_rig_variants(); variant++) {
+        float x[64] = {0}, w[64] = {0}, y = -1;
+        x[0] = 0x1p-100f, w[0] = 0x1p-40f;  /* a product of 2^-140 is zero */
+        x[33] = 0x1p-130f, w[33] = 0x1p20f; /* so is an input of 2^-130 */
+        di_mat mat = {DI_F32, 1, 64, w, NULL};
+        di_gemm_args args = {.x = {DI_F32, 1, 64, 64, x, NULL}, .w = &mat, .out = {DI_F32, 1, 1, 1, &y, NULL}};
+        ops_rig rig;
+        ops_rig_open_variant(&rig, variant, &limits);
+        assert_int_equal(di_cpu_ops.gemm(rig.stream, &args), DI_OK);
+        assert_true(y == 0.0f);
+        ops_rig_close(&rig);
+    }
+}
+
+/* Where scratch doesn't hold all rows, they go in passes. */
+static void gemm_runs_in_passes(void **state) {
+    (void)state;
+    di_limits small = ops_mat_limits();
+    small.rows_max = 17;
+    small.experts_max = 0;
+    uint64_t rng = 7;
+    ops_mem mem = {0};
+    di_act x = ops_act_random(&mem, &rng, DI_F8_E4M3, 200, 1024);
+    di_mat w = ops_mat_random(&mem, &rng, DI_F8_E4M3, 64, 1024);
+    di_act out[2];
+    for (int level = 0; level < 2; level++) {
+        ops_rig rig;
+        ops_rig_open(&rig, level ? di_cpu_level_best() : DI_CPU_REF, 2, &small);
+        out[level] = ops_act_empty(&mem, DI_F32, 200, 64);
+        di_gemm_args args = {.x = x, .w = &w, .out = out[level]};
+        assert_int_equal(di_cpu_ops.gemm(rig.stream, &args), DI_OK);
+        ops_rig_close(&rig);
+    }
+    assert_memory_equal(out[0].data, out[1].data, 200 * 64 * sizeof(float));
+    ops_mem_free(&mem);
+}
+
+/* Strides wider than the rows: columns beside the block stay as they are. */
+static void gemm_keeps_to_its_columns(void **state) {
+    (void)state;
+    di_limits limits = ops_mat_limits();
+    uint64_t rng = 5;
+    ops_mem mem = {0};
+    di_mat w = ops_mat_random(&mem, &rng, DI_BF16, 40, 64);
+    di_act x = ops_act_random(&mem, &rng, DI_BF16, 6, 96);
+    for (int variant = 0; variant < ops_rig_variants(); variant++) {
+        float y[6][50];
+        for (int i = 0; i < 300; i++)
+            y[i / 50][i % 50] = 77.0f;
+        di_act view = x;
+        view.n_cols = 64; /* the first 64 of 96 columns */
+        di_gemm_args args = {.x = view, .w = &w, .out = {DI_F32, 6, 40, 50, y, NULL}};
+        ops_rig rig;
+        ops_rig_open_variant(&rig, variant, &limits);
+        assert_int_equal(di_cpu_ops.gemm(rig.stream, &args), DI_OK);
+        for (int row = 0; row < 6; row++) {
+            float xf[64], wf[64];
+            for (int o = 0; o < 40; o++) {
+                for (int i = 0; i < 64; i++)
+                    xf[i] = (float)ops_act_value(&x, row, i), wf[i] = (float)ops_mat_value(&w, o, i);
+                assert_true(y[row][o] == ops_dot32(xf, wf, 64));
+            }
+            for (int o = 40; o < 50; o++)
+                assert_true(y[row][o] == 77.0f);
+        }
+        ops_rig_close(&rig);
+    }
+    ops_mem_free(&mem);
+}
+
+static void gemm_refuses_what_does_not_fit(void **state) {
+    (void)state;
+    di_limits limits = ops_mat_limits();
+    uint64_t rng = 3;
+    ops_mem mem = {0};
+    di_mat w = ops_mat_random(&mem, &rng, DI_F8_E4M3, 64, 64);
+    di_act x = ops_act_random(&mem, &rng, DI_F8_E4M3, 2, 64), out = ops_act_empty(&mem, DI_F32, 2, 64);
+    for (int variant = 0; variant < ops_rig_variants(); variant += 3) {
+        ops_rig rig;
+        ops_rig_open_variant(&rig, variant, &limits);
+        di_gemm_args good = {.x = x, .w = &w, .out = out}, bad = good;
+        assert_int_equal(di_cpu_ops.gemm(rig.stream, &good), DI_OK);
+        bad.x.n_cols = 32; /* not the matrix's inputs */
+        assert_int_equal(di_cpu_ops.gemm(rig.stream, &bad), DI_ERR_SHAPE);
+        bad = good, bad.out.n_rows = 1;
+        assert_int_equal(di_cpu_ops.gemm(rig.stream, &bad), DI_ERR_SHAPE);
+        bad = good, bad.n_groups = 3; /* 64 outputs are no 3 groups */
+        assert_int_equal(di_cpu_ops.gemm(rig.stream, &bad), DI_ERR_SHAPE);
+        bad = good, bad.out.dtype = DI_F8_E4M3;
+        assert_int_equal(di_cpu_ops.gemm(rig.stream, &bad), DI_ERR_SHAPE);
+        di_mat wide = {DI_BF16, 64, 1 << 20, w.data, NULL}; /* far beyond the limits: refused before anything is read */
+        bad = good, bad.w = &wide;
+        bad.x.dtype = DI_BF16, bad.x.n_cols = bad.x.stride = wide.n_in;
+        assert_int_equal(di_cpu_ops.gemm(rig.stream, &bad), DI_ERR_SHAPE);
+        ops_rig_close(&rig);
+    }
+    ops_mem_free(&mem);
+}
+
+DI_TEST_GROUP(backend_gemm, cmocka_unit_test(gemm_sums_in_order), cmocka_unit_test(gemm_keeps_the_least_scale),
+              cmocka_unit_test(gemm_flushes_subnormals), cmocka_unit_test(gemm_runs_in_passes),
+              cmocka_unit_test(gemm_keeps_to_its_columns), cmocka_unit_test(gemm_refuses_what_does_not_fit));
