@@ -1,0 +1,227 @@
+/* Options into a loaded model and its engine, requests into the engine, numbers out of it.
+ *
+ * Everything that `run`, `chat` and `bench` would otherwise each do: the progress bar, the defaults of requests, the
+ * check for what is not supported yet, the statistics. */
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "cli_model.h"
+
+/* ---- options ------------------------------------------------------------------------------------------------------
+ */
+
+void di_cli_load_options(di_load_options *out, const di_options *opt) {
+    *out = (di_load_options){
+        .dir = opt->model,
+        .backend = opt->backend,
+        .threads = (int)opt->threads,
+        .dummy = opt->dummy,
+        .numerics = strcmp(opt->numerics, "exact") == 0 ? DI_NUMERICS_EXACT : DI_NUMERICS_FAITHFUL,
+        .seqs_max = (int32_t)opt->max_seqs,
+        .batch_tokens_max = opt->max_batched_tokens,
+        .chunk_max = opt->chunk,
+        .context_max = opt->max_model_len,
+        .kv_bytes = opt->kv_memory,
+        .replay = DI_REPLAY_OFF,
+        .replay_keep = opt->replay_keep,
+    };
+    if (strcmp(opt->replay, "mask") == 0)
+        out->replay = DI_REPLAY_MASK;
+    if (strcmp(opt->replay, "compact") == 0)
+        out->replay = DI_REPLAY_COMPACT;
+}
+
+di_status di_cli_request_options(di_request_options *out, const di_options *opt, di_error *err) {
+    di_request_options_init(out, opt->vendor_compat);
+    if (!opt->vendor_compat || di_options_is_set(opt, DI_OPT_reasoning)) {
+        di_status st = di_effort_parse(opt->reasoning, &out->effort_default, err);
+        if (st)
+            return st;
+    }
+    di_sampling *s = &out->sampling;
+    s->temperature = opt->temperature;
+    s->top_p = opt->top_p;
+    s->top_k = opt->top_k;
+    s->has_seed = di_options_is_set(opt, DI_OPT_seed);
+    s->seed = opt->seed;
+    s->max_tokens = opt->max_tokens;
+    s->ignore_eos = opt->ignore_eos;
+    s->n_logprobs = (int32_t)opt->logprobs;
+    s->logprobs_processed = strcmp(opt->logprobs_mode, "processed") == 0;
+    return DI_OK;
+}
+
+/* The stop strings of the command line with their lengths, which live as long as the model. */
+static di_status set_stops(di_cli_model *m, const di_options *opt, di_error *err) {
+    if (opt->stop.n == 0)
+        return DI_OK;
+    size_t *len = calloc(opt->stop.n, sizeof *len);
+    if (!len)
+        return di_fail(err, DI_ERR_MEMORY, "%zu stop strings", opt->stop.n);
+    for (size_t i = 0; i < opt->stop.n; i++)
+        len[i] = strlen(opt->stop.items[i]);
+    m->defaults.sampling.n_stop = opt->stop.n;
+    m->defaults.sampling.stop = opt->stop.items;
+    m->defaults.sampling.stop_len = len;
+    return DI_OK;
+}
+
+/* ---- loading ------------------------------------------------------------------------------------------------------
+ */
+
+typedef struct progress {
+    int64_t start_ns, shown_ns;
+    bool is_shown;
+} progress;
+
+/* A bar on standard error. The first 0.2 s show nothing: a model that loads at once needs no bar. */
+static void show_progress(void *user, uint64_t done, uint64_t total) {
+    enum { WIDTH = 40 };
+    progress *p = user;
+    int64_t now_ns = di_clock_ns();
+    if (now_ns - p->start_ns < 200000000 || now_ns - p->shown_ns < 50000000 || total == 0)
+        return;
+    p->shown_ns = now_ns;
+    p->is_shown = true;
+    int n = (int)(WIDTH * ((double)done / (double)total));
+    static const char full[] = "========================================",
+                      none[] = "                                        ";
+    fprintf(stderr, "\rloading weights [%.*s%.*s] %3d %% of %.1f GiB", n, full, WIDTH - n, none,
+            (int)(100 * ((double)done / (double)total)), (double)total / 0x1p30);
+    fflush(stderr);
+}
+
+static di_status open_model(di_cli_model *m, const di_options *opt, di_error *err) {
+    di_load_options load;
+    di_cli_load_options(&load, opt);
+    progress p = {.start_ns = di_clock_ns()};
+    if (isatty(STDERR_FILENO)) {
+        load.progress = show_progress;
+        load.user = &p;
+    }
+    di_status st = di_load_open(&m->loaded, &load, err);
+    if (p.is_shown) {
+        fputs("\r\033[K", stderr);
+        fflush(stderr);
+    }
+    return st;
+}
+
+di_status di_cli_model_open(di_cli_model *m, const di_options *opt, di_error *err) {
+    *m = (di_cli_model){.start_ns = di_clock_ns()};
+    di_status st = di_cli_request_options(&m->defaults, opt, err);
+    if (!st)
+        st = set_stops(m, opt, err);
+    if (!st)
+        st = open_model(m, opt, err);
+    if (!st)
+        st = di_load_engine(&m->loaded, &m->engine, err);
+    if (st) {
+        di_cli_model_close(m);
+        return st;
+    }
+    if (m->loaded.tok) {
+        m->has_vocab = di_chat_vocab_init(&m->vocab, m->loaded.tok, &m->vocab_error) == DI_OK;
+    } else {
+        di_fail(&m->vocab_error, DI_ERR_REQUEST, "the model has no tokenizer: only prompts of token ids can be run");
+    }
+    return DI_OK;
+}
+
+void di_cli_model_close(di_cli_model *m) {
+    di_engine_destroy(m->engine);
+    m->engine = NULL;
+    di_load_close(&m->loaded);
+    free((void *)m->defaults.sampling.stop_len);
+    m->defaults.sampling.stop_len = NULL;
+    m->defaults.sampling.n_stop = 0;
+}
+
+/* ---- requests -----------------------------------------------------------------------------------------------------
+ */
+
+/* The opening of a call block, which follows the end of thinking where a call is required. */
+static di_status make_forced(const di_cli_model *m, di_ids *ids, di_error *err) {
+    di_prompt prompt = {0};
+    di_prompt_open_calls(&prompt);
+    di_status st = di_strbuf_status(&prompt.text, err);
+    if (!st)
+        st = di_prompt_encode(&prompt, m->loaded.tok, &m->vocab, ids, err);
+    di_prompt_deinit(&prompt);
+    return st;
+}
+
+di_status di_cli_submit(di_cli_model *m, const di_request *request, di_engine_callback callback, void *user,
+                        uint64_t *id, di_error *err) {
+    di_ids ids = {0}, forced = {0};
+    bool is_chat = request->input == DI_INPUT_CHAT;
+    di_status st = di_line_check(request, err);
+    if (!st && request->input != DI_INPUT_IDS && !(m->loaded.tok && (m->has_vocab || !is_chat)))
+        st = di_fail(err, DI_ERR_REQUEST, "%s", m->vocab_error.message);
+    if (!st)
+        st = di_request_encode(request, m->loaded.tok, &m->vocab, NULL, &ids, err);
+    if (!st && request->forces_calls_after_thinking)
+        st = make_forced(m, &forced, err);
+    if (!st) {
+        di_submission submission = {
+            .ids = ids.data,
+            .n_ids = ids.len,
+            .sampling = request->sampling,
+            .parse = is_chat ? &request->parse : NULL,
+            .force_after = m->vocab.ids[DI_CHAT_END_THINK],
+            .force_ids = forced.data,
+            .n_force = forced.len,
+            .callback = callback,
+            .user = user,
+        };
+        submission.sampling.max_tokens =
+            di_request_max_tokens(request, (int64_t)ids.len, m->loaded.plan.engine.context_max);
+        st = di_engine_submit(m->engine, &submission, id, err);
+    }
+    di_ids_deinit(&ids);
+    di_ids_deinit(&forced);
+    return st;
+}
+
+/* ---- statistics ---------------------------------------------------------------------------------------------------
+ */
+
+static double seconds(int64_t ns) {
+    return (double)ns * 1e-9;
+}
+
+static double rate(int64_t n, int64_t ns) {
+    return ns > 0 ? (double)n / seconds(ns) : 0;
+}
+
+void di_cli_print_request_stats(const di_generation *gen) {
+    int64_t decode_ns = gen->last_ns - gen->first_ns;
+    fprintf(stderr, "prompt: %lld tokens, first token after %.3f s (%.0f tokens/s)\n", (long long)gen->n_prompt,
+            gen->first_ns ? seconds(gen->first_ns - gen->submit_ns) : 0.0,
+            gen->first_ns ? rate(gen->n_prompt, gen->first_ns - gen->start_ns) : 0.0);
+    fprintf(stderr, "answer: %lld tokens in %.3f s (%.1f tokens/s), finish reason %s", (long long)gen->n_tokens,
+            seconds(decode_ns), gen->n_tokens > 1 ? rate(gen->n_tokens - 1, decode_ns) : 0.0,
+            di_finish_name(gen->finish));
+    if (gen->has_seed)
+        fprintf(stderr, ", seed %llu", (unsigned long long)gen->seed);
+    fputc('\n', stderr);
+}
+
+void di_cli_print_stats(const di_cli_model *m) {
+    di_engine_stats s;
+    di_engine_stats_get(m->engine, &s);
+    struct rusage usage = {0};
+    getrusage(RUSAGE_SELF, &usage);
+    int64_t total_ns = di_clock_ns() - m->start_ns;
+    fprintf(stderr, "requests: %lld in %.3f s, model loaded in %.3f s\n", (long long)s.n_finished, seconds(total_ns),
+            seconds(m->loaded.load_ns));
+    fprintf(stderr, "tokens: %lld of prompts, %lld of answers, in %lld steps; forward %.3f s, sampling %.3f s\n",
+            (long long)s.prompt_tokens, (long long)s.output_tokens, (long long)s.n_steps, seconds(s.forward_ns),
+            seconds(s.sample_ns));
+    fprintf(stderr, "memory: %.1f MiB resident at most, %.1f MiB planned; %d of %d KV blocks used at most\n",
+            (double)usage.ru_maxrss / 1024.0, (double)m->loaded.plan.total_bytes / 0x1p20, s.blocks_used_max, s.blocks);
+    if (s.replay_keep > 0) {
+        fprintf(stderr, "replay: the last %lld tokens of a prompt, %s\n", (long long)s.replay_keep,
+                s.is_replay_exact ? "exact" : "approximate");
+    }
+}

@@ -1,0 +1,74 @@
+/* What the commands that generate share: a loaded model with its engine, requests into it, interruption, statistics. */
+#ifndef DI_CLI_MODEL_H
+#define DI_CLI_MODEL_H
+
+#include "api/api.h"
+#include "cli.h"
+#include "engine/engine.h"
+
+typedef struct di_cli_model {
+    di_loaded loaded;  /* owned */
+    di_engine *engine; /* owned */
+    di_chat_vocab vocab;
+    bool has_vocab; /* false: vocab_error says why messages can't be encoded */
+    di_error vocab_error;
+    di_request_options defaults; /* of requests, from the command line */
+    int64_t start_ns;
+} di_cli_model;
+
+/* The engine's part of the options; without progress. */
+void di_cli_load_options(di_load_options *out, const di_options *opt);
+/* The options that are defaults of requests. DI_ERR_ARG for what can't be read. */
+di_status di_cli_request_options(di_request_options *out, const di_options *opt, di_error *err);
+
+/* Loads the model, with a progress bar on a terminal, and starts the engine. Zeroed storage is valid for close. */
+di_status di_cli_model_open(di_cli_model *m, const di_options *opt, di_error *err);
+void di_cli_model_close(di_cli_model *m);
+
+/* Checks, renders and queues a request; the callback gets its events. */
+di_status di_cli_submit(di_cli_model *m, const di_request *request, di_engine_callback callback, void *user,
+                        uint64_t *id, di_error *err);
+
+/* --stats: times, speeds and memory of everything that ran, on standard error. */
+void di_cli_print_stats(const di_cli_model *m);
+/* --stats: one request. */
+void di_cli_print_request_stats(const di_generation *gen);
+
+/* ---- interruption ---- */
+
+enum { DI_EXIT_INTERRUPTED = 130 }; /* what a shell reports for a program that Ctrl-C ended */
+
+/* From here on SIGINT and SIGTERM only leave a mark; a second signal before the mark is taken ends the program at once.
+ * Called once, before anything that should end cleanly. */
+di_status di_interrupt_start(di_error *err);
+void di_interrupt_stop(void);
+/* Whether a signal has come since the last call. */
+bool di_interrupt_take(void);
+/* Becomes readable when a signal has come; -1 before start. */
+int di_interrupt_fd(void);
+
+/* ---- input by lines ---- */
+
+typedef enum di_line_state {
+    DI_LINE_READY,
+    DI_LINE_NOT_YET,
+    DI_LINE_END,
+    DI_LINE_FAILED,
+    DI_LINE_INTERRUPTED
+} di_line_state;
+
+/* Reads lines of any length from a descriptor. Zeroed storage with fd and name set is a reader at its start. */
+typedef struct di_line_reader {
+    int fd;           /* borrowed */
+    const char *name; /* for messages; borrowed */
+    di_strbuf buf;    /* owned */
+    size_t at;        /* start of the next line in buf */
+    size_t searched;  /* bytes behind `at` that hold no line feed */
+    bool is_end;
+} di_line_reader;
+void di_line_reader_deinit(di_line_reader *r);
+/* The next line without its end, borrowed until the next call. may_wait false: DI_LINE_NOT_YET when none is complete. A
+ * signal ends the wait. */
+di_line_state di_line_reader_next(di_line_reader *r, bool may_wait, const char **line, size_t *len, di_error *err);
+
+#endif

@@ -1,0 +1,388 @@
+/* `deepinfer run`: one prompt whose answer streams to standard output, or a batch of request lines.
+ *
+ * One prompt becomes a request line itself (messages, or a plain prompt with --raw) and goes the way of every other.
+ * With thinking, a terminal sees the thinking dimmed; a pipe gets the answer alone. The answer ends with a line feed of
+ * ours.
+ *
+ * A batch keeps its results in the order of its lines: each line is a job in a list, results are written from the front
+ * as far as they are done. Lines are read as long as the engine has room, without waiting for input while there is
+ * work. */
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "cli_model.h"
+
+#define PROMPT_BYTES_MAX ((size_t)1 << 30)
+#define JOBS_MAX 1024 /* lines of a batch that are in memory at once */
+
+/* ---- one prompt ---------------------------------------------------------------------------------------------------
+ */
+
+typedef struct single {
+    const di_options *opt;
+    const di_cli_model *model;
+    bool is_terminal, is_dimmed;
+    di_finish finish;
+    di_error error; /* of finish ERROR */
+} single;
+
+static di_status print_text(single *one, const char *text, size_t len, bool is_thinking, di_error *err) {
+    if (is_thinking && !one->is_terminal)
+        return DI_OK;
+    di_status st = DI_OK;
+    if (is_thinking != one->is_dimmed) {
+        const char *change = is_thinking ? "\033[2m" : "\033[0m\n\n";
+        st = di_cli_print(change, strlen(change), err);
+        one->is_dimmed = is_thinking;
+    }
+    if (!st)
+        st = di_cli_print(text, len, err);
+    return st ? st : di_cli_flush(err);
+}
+
+static void print_token(const single *one, int32_t id, float logprob, const char *indent) {
+    di_strbuf text = {0};
+    size_t len = 0;
+    const char *bytes = one->model->loaded.tok ? di_tokenizer_bytes(one->model->loaded.tok, id, &len) : "";
+    di_strbuf_puts(&text, indent);
+    di_strbuf_printf(&text, "%7d %10.5f  ", id, (double)logprob);
+    di_strbuf repaired = {0};
+    di_utf8_repair(&repaired, bytes, len);
+    di_json_write_string(&text, di_strbuf_str(&repaired), repaired.len);
+    fprintf(stderr, "%s\n", di_strbuf_str(&text));
+    di_strbuf_deinit(&repaired);
+    di_strbuf_deinit(&text);
+}
+
+/* --logprobs: a line a token on standard error, its alternatives indented below. */
+static void print_logprobs(const single *one, const di_generation *gen) {
+    for (int64_t i = 0; gen->logprobs && i < gen->n_tokens; i++) {
+        print_token(one, gen->tokens[i], gen->logprobs[i], "");
+        const di_logprob *top = gen->n_top ? &gen->top[i * gen->n_top] : NULL;
+        for (int32_t k = 0; k < gen->n_top && top[k].token >= 0; k++)
+            print_token(one, top[k].token, top[k].logprob, "    ");
+    }
+}
+
+static di_status on_single(void *user, const di_generation *gen, const di_engine_event *event, di_error *err) {
+    single *one = user;
+    switch (event->kind) {
+    case DI_ENGINE_TEXT:
+        return print_text(one, event->text, event->len, false, err);
+    case DI_ENGINE_OUTPUT:
+        if (event->parsed->kind == DI_PARSER_REASONING)
+            return print_text(one, event->parsed->text, event->parsed->len, true, err);
+        if (event->parsed->kind == DI_PARSER_CONTENT)
+            return print_text(one, event->parsed->text, event->parsed->len, false, err);
+        return DI_OK;
+    case DI_ENGINE_TOKEN:
+        return DI_OK;
+    case DI_ENGINE_DONE:
+        one->finish = gen->finish;
+        one->error = gen->error;
+        if (gen->finish != DI_FINISH_ERROR) {
+            const char *end = one->is_dimmed ? "\033[0m\n" : "\n";
+            di_status st = di_cli_print(end, strlen(end), &one->error);
+            if (!st)
+                st = di_cli_flush(&one->error);
+            if (st)
+                one->finish = DI_FINISH_ERROR;
+        } else if (one->is_dimmed) {
+            fputs("\033[0m", stdout);
+        }
+        print_logprobs(one, gen);
+        if (one->opt->stats)
+            di_cli_print_request_stats(gen);
+        return DI_OK;
+    }
+    return DI_OK;
+}
+
+static void add_message(di_strbuf *out, const char *role, const char *text, size_t len) {
+    di_strbuf valid = {0};
+    di_utf8_repair(&valid, text, len);
+    di_strbuf_printf(out, "{\"role\":\"%s\",\"content\":", role);
+    di_json_write_string(out, di_strbuf_str(&valid), valid.len);
+    di_strbuf_putc(out, '}');
+    out->failed |= valid.failed;
+    di_strbuf_deinit(&valid);
+}
+
+/* The prompt as a request line. */
+static di_status make_line(const di_options *opt, const char *text, size_t len, di_strbuf *line, di_error *err) {
+    if (len == 0)
+        return di_fail(err, DI_ERR_REQUEST, "the prompt is empty, expected some text");
+    if (opt->raw) {
+        di_strbuf valid = {0};
+        di_utf8_repair(&valid, text, len);
+        di_strbuf_puts(line, "{\"prompt\":");
+        di_json_write_string(line, di_strbuf_str(&valid), valid.len);
+        line->failed |= valid.failed;
+        di_strbuf_deinit(&valid);
+    } else {
+        di_strbuf_puts(line, "{\"messages\":[");
+        if (opt->system) {
+            add_message(line, "system", opt->system, strlen(opt->system));
+            di_strbuf_putc(line, ',');
+        }
+        add_message(line, "user", text, len);
+        di_strbuf_putc(line, ']');
+    }
+    di_strbuf_putc(line, '}');
+    return di_strbuf_status(line, err);
+}
+
+static di_status read_prompt(const di_options *opt, di_strbuf *text, di_error *err) {
+    if (opt->args.n && strcmp(opt->args.items[0], "-") != 0) {
+        di_strbuf_puts(text, opt->args.items[0]);
+        return di_strbuf_status(text, err);
+    }
+    if (!opt->args.n && isatty(STDIN_FILENO))
+        return di_fail(err, DI_ERR_ARG, "run: expected a PROMPT, - for standard input, or --input FILE");
+    di_status st = di_file_read("-", PROMPT_BYTES_MAX, text, err);
+    /* The line feed that ends the last line belongs to the file, not to the message. */
+    if (!st && text->len && text->data[text->len - 1] == '\n')
+        di_strbuf_truncate(text, text->len - 1);
+    return st;
+}
+
+static di_status submit_single(di_cli_model *model, single *one, const di_strbuf *line, di_request *request,
+                               di_error *err) {
+    di_status st = di_request_parse(request, DI_API_LINE, di_strbuf_str(line), line->len, &model->defaults, err);
+    return st ? st : di_cli_submit(model, request, on_single, one, NULL, err);
+}
+
+static int run_single(const di_options *opt) {
+    di_cli_model model = {0};
+    di_request request = {0};
+    di_strbuf text = {0}, line = {0};
+    di_error err = {0};
+    single one = {.opt = opt, .model = &model, .is_terminal = isatty(STDOUT_FILENO)};
+    bool is_interrupted = false;
+    int exit_status;
+    di_status st;
+    if ((st = read_prompt(opt, &text, &err)))
+        goto out;
+    if ((st = make_line(opt, di_strbuf_str(&text), text.len, &line, &err)))
+        goto out;
+    if ((st = di_cli_model_open(&model, opt, &err)))
+        goto out;
+    if ((st = di_interrupt_start(&err)))
+        goto out;
+    if ((st = submit_single(&model, &one, &line, &request, &err)))
+        goto out;
+    do {
+        if (di_interrupt_take()) {
+            is_interrupted = true;
+            di_engine_abort_all(model.engine);
+        }
+    } while (di_engine_step(model.engine));
+    if (opt->stats)
+        di_cli_print_stats(&model);
+    if (one.finish == DI_FINISH_ERROR) {
+        st = one.error.code;
+        err = one.error;
+    }
+out:
+    exit_status = st ? di_cli_fail(&err) : is_interrupted ? DI_EXIT_INTERRUPTED : 0;
+    di_interrupt_stop();
+    di_request_deinit(&request);
+    di_cli_model_close(&model);
+    di_strbuf_deinit(&text);
+    di_strbuf_deinit(&line);
+    return exit_status;
+}
+
+/* ---- a batch ------------------------------------------------------------------------------------------------------
+ */
+
+typedef struct job job;
+struct job {
+    job *next;
+    struct batch *batch;
+    di_request request;
+    di_reply reply; /* of messages */
+    di_strbuf result;
+    bool is_done;
+};
+
+typedef struct batch {
+    di_cli_model model;
+    di_line_reader reader;
+    job *first, *last; /* in the order of the lines */
+    int64_t n_jobs;
+    bool is_end, is_interrupted, has_failed;
+    const di_options *opt;
+} batch;
+
+static void job_destroy(job *j) {
+    di_request_deinit(&j->request);
+    di_reply_deinit(&j->reply);
+    di_strbuf_deinit(&j->result);
+    free(j);
+}
+
+static di_status on_job(void *user, const di_generation *gen, const di_engine_event *event, di_error *err) {
+    job *j = user;
+    if (event->kind == DI_ENGINE_OUTPUT)
+        return di_reply_push(&j->reply, event->parsed, err);
+    if (event->kind != DI_ENGINE_DONE)
+        return DI_OK;
+    di_line_result(&j->result, &j->request, gen, j->request.input == DI_INPUT_CHAT ? &j->reply : NULL);
+    j->is_done = true;
+    if (gen->finish == DI_FINISH_ERROR)
+        j->batch->has_failed = true;
+    if (j->batch->opt->stats)
+        di_cli_print_request_stats(gen);
+    return DI_OK;
+}
+
+static bool is_blank(const char *line, size_t len) {
+    for (size_t i = 0; i < len; i++) {
+        if (line[i] != ' ' && line[i] != '\t' && line[i] != '\r')
+            return false;
+    }
+    return true;
+}
+
+/* A line becomes a job; one that can't run has its result at once. */
+static di_status add_job(batch *b, const char *line, size_t len, di_error *err) {
+    job *j = calloc(1, sizeof *j);
+    if (!j)
+        return di_fail(err, DI_ERR_MEMORY, "request line of %zu bytes", len);
+    j->batch = b;
+    if (b->last) {
+        b->last->next = j;
+    } else {
+        b->first = j;
+    }
+    b->last = j;
+    b->n_jobs++;
+    di_error refused = {0};
+    di_status st = di_request_parse(&j->request, DI_API_LINE, line, len, &b->model.defaults, &refused);
+    if (!st) {
+        di_reply_init(&j->reply, j->request.chat.thinking, di_random_u64());
+        st = di_cli_submit(&b->model, &j->request, on_job, j, NULL, &refused);
+    }
+    if (st) {
+        di_line_error(&j->result, &j->request, st, &refused);
+        j->is_done = true;
+        b->has_failed = true;
+    }
+    return DI_OK;
+}
+
+static di_status read_lines(batch *b, di_error *err) {
+    while (!b->is_end && b->n_jobs < JOBS_MAX && di_engine_pending(b->model.engine) < 2 * b->opt->max_seqs) {
+        const char *line;
+        size_t len;
+        /* Results that are ready must not wait for the next line: those are written first. */
+        bool may_wait = di_engine_pending(b->model.engine) == 0 && b->n_jobs == 0;
+        switch (di_line_reader_next(&b->reader, may_wait, &line, &len, err)) {
+        case DI_LINE_READY:
+            if (!is_blank(line, len)) {
+                di_status st = add_job(b, line, len, err);
+                if (st)
+                    return st;
+            }
+            break;
+        case DI_LINE_NOT_YET:
+        case DI_LINE_INTERRUPTED:
+            return DI_OK;
+        case DI_LINE_END:
+            b->is_end = true;
+            break;
+        case DI_LINE_FAILED:
+            return err->code;
+        }
+    }
+    return DI_OK;
+}
+
+static di_status write_results(batch *b, di_error *err) {
+    bool is_any = false;
+    while (b->first && b->first->is_done) {
+        job *j = b->first;
+        di_status st = di_strbuf_status(&j->result, err);
+        if (!st)
+            st = di_cli_print(j->result.data, j->result.len, err);
+        if (st)
+            return st;
+        b->first = j->next;
+        if (!b->first)
+            b->last = NULL;
+        b->n_jobs--;
+        job_destroy(j);
+        is_any = true;
+    }
+    return is_any ? di_cli_flush(err) : DI_OK;
+}
+
+static di_status run_jobs(batch *b, di_error *err) {
+    di_status st = DI_OK;
+    while (!st && !(b->is_end && b->n_jobs == 0)) {
+        if (di_interrupt_take()) {
+            /* Lines that were not read have no result; those that were keep what they have. */
+            b->is_interrupted = b->is_end = true;
+            di_engine_abort_all(b->model.engine);
+        }
+        if ((st = read_lines(b, err)))
+            break;
+        di_engine_step(b->model.engine);
+        st = write_results(b, err);
+    }
+    return st;
+}
+
+static di_status open_input(batch *b, di_error *err) {
+    const char *path = b->opt->input;
+    bool is_stdin = strcmp(path, "-") == 0;
+    b->reader.name = is_stdin ? "standard input" : path;
+    b->reader.fd = is_stdin ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
+    if (b->reader.fd >= 0)
+        return DI_OK;
+    return di_fail(err, errno == ENOENT ? DI_ERR_ARG : DI_ERR_IO, "--input '%s': %s", path, strerrordesc_np(errno));
+}
+
+static int run_batch(const di_options *opt) {
+    batch b = {.opt = opt, .reader.fd = -1};
+    di_error err = {0};
+    di_status st = open_input(&b, &err);
+    if (!st)
+        st = di_cli_model_open(&b.model, opt, &err);
+    if (!st)
+        st = di_interrupt_start(&err);
+    if (!st)
+        st = run_jobs(&b, &err);
+    if (!st && opt->stats)
+        di_cli_print_stats(&b.model);
+    int exit_status = st ? di_cli_fail(&err) : b.is_interrupted ? DI_EXIT_INTERRUPTED : b.has_failed;
+    di_interrupt_stop();
+    di_cli_model_close(&b.model); /* before the jobs, which its requests point into */
+    while (b.first) {
+        job *next = b.first->next;
+        job_destroy(b.first);
+        b.first = next;
+    }
+    if (b.reader.fd > STDERR_FILENO)
+        close(b.reader.fd);
+    di_line_reader_deinit(&b.reader);
+    return exit_status;
+}
+
+int di_cmd_run(const di_options *opt) {
+    di_error err;
+    if (opt->input && (opt->args.n || opt->raw || opt->system)) {
+        di_fail(&err, DI_ERR_ARG, "run: --input takes its prompts from the file, expected no %s",
+                opt->args.n ? "PROMPT"
+                : opt->raw  ? "--raw"
+                            : "--system");
+        return di_cli_fail(&err);
+    }
+    if (opt->raw && opt->system) {
+        di_fail(&err, DI_ERR_ARG, "run: --raw has no messages, expected no --system");
+        return di_cli_fail(&err);
+    }
+    return opt->input ? run_batch(opt) : run_single(opt);
+}

@@ -1,0 +1,219 @@
+/* From a folder and options to a model that is ready to run, and the memory plan behind it.
+ *
+ * The order is by cost and by how likely a mistake is: config, device, plan, tokenizer and its Engram classes, then the
+ * weights. The plan is explicit: weights (mapped), working memory, state slots and KV blocks are added up before
+ * anything large is made, and a shortage says what is needed and what there is. */
+#include "engine_internal.h"
+
+#define CONTEXT_MIN 256 /* a planned context is not cut below this */
+
+/* ---- plan ---------------------------------------------------------------------------------------------------------
+ */
+
+static di_status check_options(const di_config *c, const di_load_options *o, di_error *err) {
+    if (o->context_max > c->position_max)
+        return di_fail(err, DI_ERR_ARG, "--max-model-len %lld: the model's context is %lld", (long long)o->context_max,
+                       (long long)c->position_max);
+    if (o->context_max == 1)
+        return di_fail(err, DI_ERR_ARG, "--max-model-len 1: expected 2 or more, a prompt and an answer");
+    if (o->batch_tokens_max < o->seqs_max)
+        return di_fail(err, DI_ERR_ARG, "--max-batched-tokens %lld: expected at least --max-seqs (%d)",
+                       (long long)o->batch_tokens_max, o->seqs_max);
+    int64_t keep;
+    return di_replay_settle(c, o->replay, o->replay_keep, &keep, err);
+}
+
+static di_model_options model_options(const di_load_options *o, const di_load_plan *plan, const di_backend *backend,
+                                      di_device *device) {
+    return (di_model_options){
+        .backend = backend,
+        .device = device,
+        .numerics = o->numerics,
+        .rows_max = plan->engine.batch_tokens_max,
+        .seqs_max = plan->engine.seqs_max,
+        .tokens_max = plan->engine.context_max,
+        .logits_max = plan->engine.seqs_max,
+        .with_draft = o->with_draft,
+    };
+}
+
+/* Fills the plan for one context; false when a size overflows. */
+static bool plan_context(di_load_plan *plan, const di_config *c, const di_load_options *o, const di_backend *backend,
+                         di_device *device, int64_t context) {
+    plan->engine.context_max = context;
+    di_model_options mo = model_options(o, plan, backend, device);
+    di_model_plan(c, &mo, &plan->memory);
+    const di_memory_plan *m = &plan->memory;
+    size_t states;
+    if (!di_size_mul(&states, (size_t)o->seqs_max, m->slot_bytes))
+        return false;
+    plan->state_bytes = states;
+    plan->total_bytes = m->weight_bytes + m->workspace_bytes + m->scratch_bytes + states;
+    return plan->total_bytes >= m->weight_bytes;
+}
+
+/* Bytes that KV blocks may take: what --kv-memory leaves behind the slots, else half of what is free behind everything
+ * else. Weights are mapped and may lie in the page cache, which counts as free: they come off first, yet not more than
+ * half of the memory, since what doesn't fit is read again as needed. */
+static uint64_t block_budget(const di_load_plan *plan, const di_load_options *o) {
+    const di_memory_plan *m = &plan->memory;
+    if (o->kv_bytes > 0)
+        return (uint64_t)o->kv_bytes > plan->state_bytes ? (uint64_t)o->kv_bytes - plan->state_bytes : 0;
+    uint64_t taken = DI_MIN((uint64_t)m->weight_bytes, plan->free_bytes / 2) + m->workspace_bytes + m->scratch_bytes +
+                     plan->state_bytes;
+    return taken < plan->free_bytes ? (plan->free_bytes - taken) / 2 : 0;
+}
+
+static di_status fail_memory(const di_load_plan *plan, const di_load_options *o, int64_t n_blocks, di_error *err) {
+    uint64_t need = plan->state_bytes + (uint64_t)n_blocks * plan->memory.page_bytes;
+    if (o->kv_bytes > 0)
+        return di_fail(
+            err, DI_ERR_MEMORY,
+            "--kv-memory: %lld bytes, needed are %llu (%d state slots of %zu bytes, %lld blocks of %zu): raise it or "
+            "lower --max-seqs",
+            (long long)o->kv_bytes, (unsigned long long)need, o->seqs_max, plan->memory.slot_bytes, (long long)n_blocks,
+            plan->memory.page_bytes);
+    need = plan->total_bytes + (uint64_t)n_blocks * plan->memory.page_bytes;
+    return di_fail(err, DI_ERR_MEMORY,
+                   "a context of %lld tokens for %d sequences needs %llu bytes with the weights, %llu are free: lower "
+                   "--max-model-len, --max-seqs or --max-batched-tokens",
+                   (long long)plan->engine.context_max, o->seqs_max, (unsigned long long)need,
+                   (unsigned long long)plan->free_bytes);
+}
+
+di_status di_load_plan_make(di_load_plan *plan, const di_config *c, const di_load_options *o, const di_backend *backend,
+                            di_device *device, di_error *err) {
+    memset(plan, 0, sizeof *plan);
+    di_status st = check_options(c, o, err);
+    if (st)
+        return st;
+    di_device_info info;
+    if ((st = backend->device->info(device, &info, err)))
+        return st;
+    plan->free_bytes = info.memory_free_bytes;
+    plan->engine = (di_engine_options){
+        .seqs_max = o->seqs_max,
+        .batch_tokens_max = o->batch_tokens_max,
+        .chunk_max = o->chunk_max,
+        .replay = o->replay,
+        .replay_keep = o->replay_keep,
+    };
+    /* A context that was asked for must fit; the model's own is halved until one sequence does. */
+    int64_t context = o->context_max > 0 ? o->context_max : c->position_max, n_blocks, budget_blocks;
+    for (;;) {
+        if (!plan_context(plan, c, o, backend, device, context))
+            return di_fail(err, DI_ERR_RANGE, "%d sequences of %lld tokens: too large to address", o->seqs_max,
+                           (long long)context);
+        n_blocks = di_kv_blocks_for(context);
+        budget_blocks = (int64_t)(block_budget(plan, o) / plan->memory.page_bytes);
+        if (budget_blocks >= n_blocks || (o->context_max > 0 && o->kv_bytes > 0 && budget_blocks > 0))
+            break;
+        if (o->context_max > 0 || context / 2 < CONTEXT_MIN)
+            return fail_memory(plan, o, n_blocks, err);
+        context /= 2;
+    }
+    int64_t wanted = n_blocks * o->seqs_max;
+    wanted = DI_MIN(DI_MIN(wanted, budget_blocks), INT32_MAX);
+    plan->engine.n_blocks = (int32_t)wanted;
+    plan->kv_bytes = (uint64_t)wanted * plan->memory.page_bytes;
+    plan->total_bytes += plan->kv_bytes;
+    return DI_OK;
+}
+
+/* ---- opening ------------------------------------------------------------------------------------------------------
+ */
+
+static di_status open_tokenizer(di_loaded *l, const di_load_options *o, di_error *err) {
+    di_strbuf path = {0};
+    di_path_join(&path, o->dir, "tokenizer.json");
+    di_status st = di_strbuf_status(&path, err);
+    if (!st && (!o->dummy || di_path_exists(di_strbuf_str(&path))))
+        st = di_tokenizer_open(&l->tok, di_strbuf_str(&path), err);
+    di_strbuf_deinit(&path);
+    return st;
+}
+
+/* Every id's class for Engram; NULL where there is no tokenizer: then each id is its own class. */
+static di_status make_token_map(const di_loaded *l, int32_t **map, di_error *err) {
+    *map = NULL;
+    if (!l->tok || l->config.n_engram == 0)
+        return DI_OK;
+    int32_t n_classes = 0;
+    *map = malloc((size_t)di_tokenizer_size(l->tok) * sizeof **map);
+    if (!*map)
+        return di_fail(err, DI_ERR_MEMORY, "token map of %d ids", di_tokenizer_size(l->tok));
+    di_status st = di_tokenizer_engram_map(l->tok, *map, &n_classes, err);
+    if (!st && n_classes != l->config.engram_classes)
+        st = di_fail(
+            err, DI_ERR_FORMAT,
+            "tokenizer.json has %d token classes, config.json key 'engram_compressed_vocab_size' says %lld: they are "
+            "not of one model",
+            n_classes, (long long)l->config.engram_classes);
+    if (st) {
+        free(*map);
+        *map = NULL;
+    }
+    return st;
+}
+
+static di_status open_model(di_loaded *l, const di_load_options *o, di_error *err) {
+    di_checkpoint_options co = {.dummy = o->dummy, .progress = o->progress, .user = o->user};
+    di_status st = di_checkpoint_open(&l->ckpt, o->dir, &l->config, &co, err);
+    if (st)
+        return st;
+    int32_t *map = NULL;
+    if ((st = make_token_map(l, &map, err)))
+        return st;
+    di_model_options mo = model_options(o, &l->plan, &l->backend, l->device);
+    mo.token_map = map;
+    mo.n_token_map = map ? di_tokenizer_size(l->tok) : 0;
+    st = di_model_create(&l->model, &l->config, l->ckpt, &mo, err);
+    free(map);
+    return st;
+}
+
+static di_status check_folder(const char *dir, di_error *err) {
+    if (di_path_is_dir(dir))
+        return DI_OK;
+    if (di_path_exists(dir))
+        return di_fail(err, DI_ERR_NOT_FOUND, "model '%s': not a folder, expected one with config.json and the weights",
+                       dir);
+    return di_fail(err, DI_ERR_NOT_FOUND, "model '%s': no such folder", dir);
+}
+
+di_status di_load_open(di_loaded *l, const di_load_options *o, di_error *err) {
+    memset(l, 0, sizeof *l);
+    int64_t start_ns = di_clock_ns();
+    di_status st;
+    if ((st = check_folder(o->dir, err)))
+        goto out;
+    if ((st = di_config_load(&l->config, o->dir, err)))
+        goto out;
+    if ((st = di_backend_find(o->backend, &l->backend, err)))
+        goto out;
+    if ((st = l->backend.device->open(&l->device, o->threads, err)))
+        goto out;
+    if ((st = di_load_plan_make(&l->plan, &l->config, o, &l->backend, l->device, err)))
+        goto out;
+    if ((st = open_tokenizer(l, o, err)))
+        goto out;
+    st = open_model(l, o, err);
+    l->load_ns = di_clock_ns() - start_ns;
+out:
+    if (st)
+        di_load_close(l);
+    return st;
+}
+
+void di_load_close(di_loaded *l) {
+    di_model_destroy(l->model);
+    di_checkpoint_close(l->ckpt);
+    if (l->device)
+        l->backend.device->close(l->device);
+    di_tokenizer_close(l->tok);
+    memset(l, 0, sizeof *l);
+}
+
+di_status di_load_engine(const di_loaded *l, di_engine **out, di_error *err) {
+    return di_engine_create(out, l->model, &l->backend, l->device, &l->plan.memory, l->tok, &l->plan.engine, err);
+}

@@ -1,0 +1,504 @@
+/* `deepinfer run` and `chat` as programs, on the model that ships: what goes to which stream, exit statuses, batches
+ * with bad lines, interruption, outputs that are full or gone. */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "harness.h"
+
+/* ---- running the program --------------------------------------------------------------------------------------------
+ */
+
+typedef struct program {
+    const char *args[24];    /* behind the program's name; NULL ends */
+    const char *input;       /* standard input; NULL: /dev/null */
+    size_t input_len;        /* 0: strlen(input) */
+    const char *output_path; /* opened for standard output; NULL: read into out */
+    bool closes_output;      /* no standard output at all */
+    size_t hang_up_after;    /* close the reading end after this many bytes; 0: never */
+    size_t signal_after;     /* send SIGINT after this many bytes of output; 0: never */
+    /* results */
+    int exit_status; /* -1: ended by a signal */
+    di_strbuf out, err;
+} program;
+
+static void program_free(program *p) {
+    di_strbuf_deinit(&p->out);
+    di_strbuf_deinit(&p->err);
+}
+
+static void exec_program(program *p, int in, int out, int err) {
+    const char *argv[26] = {DI_TEST_PROGRAM};
+    for (int i = 0; i < 24 && p->args[i]; i++)
+        argv[i + 1] = p->args[i];
+    dup2(in, STDIN_FILENO);
+    dup2(err, STDERR_FILENO);
+    if (p->closes_output) {
+        close(STDOUT_FILENO);
+    } else {
+        dup2(out, STDOUT_FILENO);
+    }
+    setenv("LC_ALL", "C", 1);
+    execv(DI_TEST_PROGRAM, (char *const *)argv);
+    _exit(127);
+}
+
+static void run(program *p) {
+    int in[2], out[2], err[2];
+    assert_int_equal(pipe2(in, O_CLOEXEC) | pipe2(out, O_CLOEXEC) | pipe2(err, O_CLOEXEC), 0);
+    int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    int file = p->output_path ? open(p->output_path, O_WRONLY | O_CLOEXEC) : -1;
+    assert_true(!p->output_path || file >= 0);
+    signal(SIGPIPE, SIG_IGN);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        signal(SIGPIPE, SIG_DFL);
+        exec_program(p, p->input ? in[0] : null, file >= 0 ? file : out[1], err[1]);
+    }
+    close(in[0]), close(out[1]), close(err[1]), close(null);
+    if (file >= 0)
+        close(file);
+    size_t written = 0, len = !p->input ? 0 : p->input_len ? p->input_len : strlen(p->input);
+    if (written == len)
+        close(in[1]), in[1] = -1;
+    bool is_signalled = false;
+    while (out[0] >= 0 || err[0] >= 0 || in[1] >= 0) {
+        struct pollfd fds[3] = {{out[0], POLLIN, 0}, {err[0], POLLIN, 0}, {in[1], POLLOUT, 0}};
+        assert_true(poll(fds, 3, 120000) > 0);
+        char chunk[65536];
+        for (int i = 0; i < 2; i++) {
+            int *fd = i ? &err[0] : &out[0];
+            if (*fd < 0 || !fds[i].revents)
+                continue;
+            ssize_t n = read(*fd, chunk, i ? sizeof chunk : 4096);
+            if (n > 0)
+                di_strbuf_append(i ? &p->err : &p->out, chunk, (size_t)n);
+            if (n <= 0 || (i == 0 && p->hang_up_after && p->out.len >= p->hang_up_after))
+                close(*fd), *fd = -1;
+        }
+        if (p->signal_after && !is_signalled && p->out.len >= p->signal_after) {
+            kill(pid, SIGINT);
+            is_signalled = true;
+        }
+        if (in[1] >= 0 && fds[2].revents) {
+            ssize_t n = write(in[1], p->input + written, len - written);
+            if (n > 0)
+                written += (size_t)n;
+            if (n < 0 || written == len)
+                close(in[1]), in[1] = -1;
+        }
+    }
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    p->exit_status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+#define RUN(p, ...)                                                                                                    \
+    program p = {.args = {__VA_ARGS__}};                                                                               \
+    run(&p)
+
+/* Line i of the output as JSON. */
+static di_json *line_of(const program *p, int i) {
+    const char *at = di_strbuf_str(&p->out);
+    for (; i > 0; i--) {
+        at = strchr(at, '\n');
+        assert_non_null(at);
+        at++;
+    }
+    const char *end = strchr(at, '\n');
+    assert_non_null(end);
+    di_json *v = NULL;
+    di_error err = {0};
+    di_test_ok(di_json_parse(&v, at, (size_t)(end - at), &err), &err);
+    return v;
+}
+
+static int count_lines(const program *p) {
+    int n = 0;
+    for (size_t i = 0; i < p->out.len; i++)
+        n += p->out.data[i] == '\n';
+    return n;
+}
+
+static const char *text_of(const di_json *v, const char *key) {
+    const char *s = di_json_str(di_json_get(v, key), NULL);
+    return s ? s : "(none)";
+}
+
+/* ---- one prompt ----------------------------------------------------------------------------------------------------
+ */
+
+static void prompt_streams_an_answer(void **state) {
+    (void)state;
+    RUN(p, "run", "What is 47 + 38?", "--temperature", "0");
+    assert_int_equal(p.exit_status, 0);
+    assert_string_equal(di_strbuf_str(&p.out), "47 + 38 = 85\n");
+    assert_string_equal(di_strbuf_str(&p.err), "");
+    program_free(&p);
+}
+
+static void prompt_comes_from_standard_input(void **state) {
+    (void)state;
+    program p = {.args = {"run", "-", "--temperature", "0"}, .input = "What is 47 + 38?\n"};
+    run(&p);
+    assert_int_equal(p.exit_status, 0);
+    assert_string_equal(di_strbuf_str(&p.out), "47 + 38 = 85\n");
+    program_free(&p);
+}
+
+static void thinking_is_left_out_of_a_pipe(void **state) {
+    (void)state;
+    RUN(p, "run", "What is 47 + 38?", "--temperature", "0", "--reasoning", "high");
+    assert_int_equal(p.exit_status, 0);
+    assert_string_equal(di_strbuf_str(&p.out), "47 + 38 = 85\n");
+    program_free(&p);
+}
+
+static void raw_prompt_is_continued(void **state) {
+    (void)state;
+    RUN(p, "run", "--raw", "Once upon a", "--temperature", "0", "--max-tokens", "6", "--stats");
+    assert_int_equal(p.exit_status, 0);
+    assert_memory_equal(di_strbuf_str(&p.out), " time", 5);
+    assert_contains(di_strbuf_str(&p.err), "finish reason length");
+    assert_contains(di_strbuf_str(&p.err), "tokens/s");
+    program_free(&p);
+}
+
+static void seed_gives_the_same_answer(void **state) {
+    (void)state;
+    RUN(a, "run", "Tell me a story.", "--seed", "7", "--max-tokens", "24");
+    RUN(b, "run", "Tell me a story.", "--seed", "7", "--max-tokens", "24", "--threads", "1");
+    RUN(c, "run", "Tell me a story.", "--seed", "8", "--max-tokens", "24");
+    assert_int_equal(a.exit_status, 0);
+    assert_string_equal(di_strbuf_str(&a.out), di_strbuf_str(&b.out));
+    assert_string_not_equal(di_strbuf_str(&a.out), di_strbuf_str(&c.out));
+    program_free(&a);
+    program_free(&b);
+    program_free(&c);
+}
+
+static void stop_string_of_the_command_line(void **state) {
+    (void)state;
+    RUN(p, "run", "What is 47 + 38?", "--temperature", "0", "--stop", " = 8", "--stop", "xyz");
+    assert_int_equal(p.exit_status, 0);
+    assert_string_equal(di_strbuf_str(&p.out), "47 + 38\n");
+    program_free(&p);
+}
+
+static void log_probabilities_go_to_standard_error(void **state) {
+    (void)state;
+    RUN(p, "run", "What is 47 + 38?", "--temperature", "0", "--max-tokens", "2", "--logprobs", "1");
+    assert_int_equal(p.exit_status, 0);
+    assert_contains(di_strbuf_str(&p.err), "\"4\"");
+    program_free(&p);
+}
+
+static void bad_values_are_usage_errors(void **state) {
+    (void)state;
+    static const struct {
+        const char *args[4], *names;
+    } rows[] = {
+        {{"run", "hi", "--temperature", "-1"}, "--temperature"},
+        {{"run", "hi", "--temperature", "nan"}, "--temperature"},
+        {{"run", "hi", "--temperature", "inf"}, "--temperature"},
+        {{"run", "hi", "--max-tokens", "0"}, "--max-tokens"},
+        {{"run", "hi", "--top-p", "0"}, "--top-p"},
+        {{"run", "hi", "--top-p", "1.1"}, "--top-p"},
+        {{"run", "hi", "--top-k", "-2"}, "--top-k"},
+        {{"run", "hi", "--unknown-option"}, "--unknown-option"},
+        {{"run", "hi", "--replay", "sometimes"}, "--replay"},
+        {{"run", "hi", "--max-model-len", "8193"}, "8192"},
+        {{"run", "hi", "--input", "x.jsonl"}, "--input"},
+        {{"run", "--input", "/nonexistent.jsonl"}, "/nonexistent.jsonl"},
+    };
+    for (size_t i = 0; i < DI_COUNT(rows); i++) {
+        RUN(p, rows[i].args[0], rows[i].args[1], rows[i].args[2], rows[i].args[3]);
+        if (p.exit_status != 2)
+            fail_msg("row %zu: exit status %d: %s", i, p.exit_status, di_strbuf_str(&p.err));
+        assert_contains(di_strbuf_str(&p.err), rows[i].names);
+        assert_int_equal(p.out.len, 0);
+        program_free(&p);
+    }
+}
+
+static void faults_have_their_exit_status(void **state) {
+    (void)state;
+    RUN(model, "run", "hi", "--model", "/nonexistent");
+    assert_int_equal(model.exit_status, 3);
+    assert_contains(di_strbuf_str(&model.err), "/nonexistent");
+    RUN(device, "run", "hi", "--backend", "ascend");
+    assert_int_equal(device.exit_status, 4);
+    assert_contains(di_strbuf_str(&device.err), "ascend");
+    RUN(memory, "run", "hi", "--kv-memory", "1K");
+    assert_int_equal(memory.exit_status, 4);
+    assert_contains(di_strbuf_str(&memory.err), "1024 bytes, needed are");
+    RUN(empty, "run", "");
+    assert_int_equal(empty.exit_status, 1);
+    assert_contains(di_strbuf_str(&empty.err), "empty");
+    program nothing = {.args = {"run", "-"}, .input = ""};
+    run(&nothing);
+    assert_int_equal(nothing.exit_status, 1);
+    program_free(&model);
+    program_free(&device);
+    program_free(&memory);
+    program_free(&empty);
+    program_free(&nothing);
+}
+
+static void long_and_broken_texts_are_fine(void **state) {
+    (void)state;
+    size_t n = 1 << 20;
+    char *text = malloc(n);
+    assert_non_null(text);
+    memset(text, 'a', n);
+    program big = {.args = {"run", "-"}, .input = text, .input_len = n};
+    run(&big);
+    assert_int_equal(big.exit_status, 1); /* understood, and longer than the context */
+    assert_contains(di_strbuf_str(&big.err), "context");
+    program broken = {.args = {"run", "-", "--max-tokens", "3"}, .input = "What\xFF\xC0 is \xE2\x82?"};
+    run(&broken);
+    assert_int_equal(broken.exit_status, 0);
+    program_free(&big);
+    program_free(&broken);
+    free(text);
+}
+
+static void full_or_closed_output_is_an_error(void **state) {
+    (void)state;
+    program full = {.args = {"run", "hi", "--max-tokens", "20"}, .output_path = "/dev/full"};
+    run(&full);
+    assert_int_equal(full.exit_status, 4);
+    assert_contains(di_strbuf_str(&full.err), "full");
+    program closed = {.args = {"run", "hi", "--max-tokens", "20"}, .closes_output = true};
+    run(&closed);
+    assert_int_equal(closed.exit_status, 1);
+    assert_contains(di_strbuf_str(&closed.err), "standard output");
+    program gone = {.args = {"run", "hi", "--ignore-eos", "--max-tokens", "4000"}, .hang_up_after = 1};
+    run(&gone);
+    assert_int_equal(gone.exit_status, 1);
+    assert_contains(di_strbuf_str(&gone.err), "reader has gone");
+    program_free(&full);
+    program_free(&closed);
+    program_free(&gone);
+}
+
+static void interrupt_keeps_what_there_is(void **state) {
+    (void)state;
+    program p = {
+        .args = {"run", "Tell me a story.", "--ignore-eos", "--max-tokens", "4000", "--temperature", "0", "--stats"},
+        .signal_after = 10};
+    run(&p);
+    assert_int_equal(p.exit_status, 130);
+    assert_true(p.out.len >= 10);
+    assert_int_equal(p.out.data[p.out.len - 1], '\n');
+    assert_contains(di_strbuf_str(&p.err), "finish reason abort");
+    program_free(&p);
+}
+
+/* ---- a batch -------------------------------------------------------------------------------------------------------
+ */
+
+static const char batch_lines[] =
+    "{\"id\":\"long\",\"prompt\":\"Once upon a time\",\"max_tokens\":40,\"temperature\":0,\"ignore_eos\":true}\n"
+    "this is not JSON\n"
+    "{\"id\":3,\"messages\":[{\"role\":\"user\",\"content\":\"What is 47 + 38?\"}],\"temperature\":0,\"logprobs\":2}\n"
+    "\n"
+    "{\"id\":\"ids\",\"prompt_token_ids\":[0,5,999999]}\n"
+    "{\"id\":\"empty\",\"prompt\":\"\"}\n"
+    "{\"id\":\"none\"}\n"
+    "{\"id\":\"max\",\"prompt\":\"x\",\"max_tokens\":0}\n"
+    "{\"id\":\"cold\",\"prompt\":\"x\",\"temperature\":-1}\n"
+    "{\"id\":\"top\",\"prompt\":\"x\",\"top_p\":2}\n"
+    "{\"id\":\"seed\",\"prompt\":\"Once\",\"max_tokens\":3,\"seed\":18446744073709551615}\n"
+    "{\"id\":\"drawn\",\"prompt_token_ids\":[0],\"max_tokens\":3}\n"
+    "{\"id\":\"think\",\"messages\":[{\"role\":\"user\",\"content\":\"What is 47 + "
+    "38?\"}],\"reasoning_effort\":\"high\",\"temperature\":0}\n"
+    "{\"id\":\"last\",\"prompt\":\"x\",\"max_tokens\":1}";
+
+static void batch_answers_every_line_in_order(void **state) {
+    (void)state;
+    const char *path = di_test_tmp("batch.jsonl");
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    fputs(batch_lines, file);
+    fclose(file);
+    RUN(p, "run", "--input", path);
+    assert_int_equal(p.exit_status, 1); /* some lines failed */
+    static const char *const ids[] = {"\"long\"",  "null",      "3",        "\"ids\"", "\"empty\"",
+                                      "\"none\"",  "\"max\"",   "\"cold\"", "\"top\"", "\"seed\"",
+                                      "\"drawn\"", "\"think\"", "\"last\""};
+    static const char *const finish[] = {"length", "error", "stop",   "error",  "error", "error", "error",
+                                         "error",  "error", "length", "length", "stop",  "length"};
+    assert_int_equal(count_lines(&p), DI_COUNT(ids));
+    for (int i = 0; i < (int)DI_COUNT(ids); i++) {
+        di_json *v = line_of(&p, i);
+        di_strbuf id = {0};
+        di_json_write(&id, di_json_get(v, "id"), DI_JSON_COMPACT);
+        assert_string_equal(di_strbuf_str(&id), ids[i]);
+        assert_string_equal(text_of(v, "finish_reason"), finish[i]);
+        bool is_error = strcmp(finish[i], "error") == 0;
+        const di_json *error = di_json_get(v, "error");
+        assert_int_equal(error != NULL, is_error);
+        if (is_error)
+            assert_string_equal(text_of(error, "type"), "invalid_request_error");
+        assert_true(di_json_is(di_json_get(v, "text"), DI_JSON_STRING));
+        assert_true(di_json_is(di_json_get(v, "token_ids"), DI_JSON_ARRAY));
+        assert_int_equal(di_json_int(di_json_get(di_json_get(v, "usage"), "completion_tokens")),
+                         di_json_array_len(di_json_get(v, "token_ids")));
+        di_strbuf_deinit(&id);
+        di_json_free(v);
+    }
+    di_json *v = line_of(&p, 0);
+    assert_int_equal(di_json_array_len(di_json_get(v, "token_ids")), 40);
+    assert_null(di_json_get(v, "seed")); /* greedy, and none was given */
+    assert_null(di_json_get(v, "message"));
+    di_json_free(v);
+    v = line_of(&p, 2);
+    assert_string_equal(text_of(v, "text"), "47 + 38 = 85");
+    assert_string_equal(text_of(di_json_get(v, "message"), "content"), "47 + 38 = 85");
+    const di_json *entry = di_json_at(di_json_get(v, "logprobs"), 0);
+    assert_int_equal(di_json_array_len(di_json_get(v, "logprobs")), di_json_array_len(di_json_get(v, "token_ids")));
+    assert_int_equal(di_json_array_len(di_json_get(entry, "top")), 2);
+    assert_int_equal(di_json_int(di_json_get(entry, "token_id")),
+                     di_json_int(di_json_at(di_json_at(di_json_get(entry, "top"), 0), 0)));
+    di_json_free(v);
+    v = line_of(&p, 9);
+    assert_true(di_json_uint(di_json_get(v, "seed")) == UINT64_MAX);
+    di_json_free(v);
+    v = line_of(&p, 10);
+    assert_true(di_json_uint(di_json_get(v, "seed")) < (uint64_t)1 << 53);
+    di_json_free(v);
+    v = line_of(&p, 11);
+    assert_string_equal(text_of(di_json_get(v, "message"), "content"), "47 + 38 = 85");
+    assert_contains(text_of(di_json_get(v, "message"), "reasoning_content"), "47");
+    assert_contains(text_of(v, "text"), "</think>");
+    di_json_free(v);
+    program_free(&p);
+}
+
+static void later_fields_are_refused_by_name(void **state) {
+    (void)state;
+    static const struct {
+        const char *field, *names;
+    } rows[] = {
+        {"\"n\":2", "'n' is not supported yet"},
+        {"\"presence_penalty\":1", "'presence_penalty' is not supported yet"},
+        {"\"frequency_penalty\":0.5", "'frequency_penalty' is not supported yet"},
+        {"\"repetition_penalty\":1.2", "'repetition_penalty' is not supported yet"},
+        {"\"logit_bias\":{\"5\":1}", "'logit_bias' is not supported yet"},
+        {"\"min_p\":0.1", "'min_p' is not supported yet"},
+        {"\"min_tokens\":3", "'min_tokens' is not supported yet"},
+        {"\"stop_token_ids\":[5]", "'stop_token_ids' is not supported yet"},
+        {"\"prompt_logprobs\":1", "'prompt_logprobs' is not supported yet"},
+        {"\"forced_token_ids\":[5]", "'forced_token_ids' is not supported yet"},
+        {"\"regex\":\"a+\"", "'regex' is not supported yet"},
+        {"\"ebnf\":\"root ::= \\\"a\\\"\"", "'ebnf' is not supported yet"},
+        {"\"choice\":[\"a\",\"b\"]", "'choice' is not supported yet"},
+        {"\"response_format\":{\"type\":\"json_object\"}", "'response_format' is not supported yet"},
+    };
+    di_strbuf input = {0};
+    for (size_t i = 0; i < DI_COUNT(rows); i++)
+        di_strbuf_printf(&input, "{\"id\":%zu,\"prompt\":\"x\",\"max_tokens\":1,%s}\n", i, rows[i].field);
+    /* The same fields with values that ask for nothing are fine. */
+    di_strbuf_puts(
+        &input,
+        "{\"id\":\"ok\",\"prompt\":\"x\",\"max_tokens\":1,\"n\":1,\"presence_penalty\":0,\"repetition_penalty\":1,"
+        "\"min_p\":0,\"logit_bias\":{},\"unknown\":true}\n");
+    program p = {.args = {"run", "--input", "-"}, .input = di_strbuf_str(&input)};
+    run(&p);
+    assert_int_equal(p.exit_status, 1);
+    assert_int_equal(count_lines(&p), DI_COUNT(rows) + 1);
+    for (int i = 0; i < (int)DI_COUNT(rows); i++) {
+        di_json *v = line_of(&p, i);
+        assert_int_equal(di_json_int(di_json_get(v, "id")), i);
+        assert_contains(text_of(di_json_get(v, "error"), "message"), rows[i].names);
+        di_json_free(v);
+    }
+    di_json *v = line_of(&p, (int)DI_COUNT(rows));
+    assert_string_equal(text_of(v, "finish_reason"), "length");
+    di_json_free(v);
+    di_strbuf_deinit(&input);
+    program_free(&p);
+}
+
+static void good_batch_exits_with_zero(void **state) {
+    (void)state;
+    program p = {.args = {"run", "--input", "-", "--temperature", "0", "--max-tokens", "2"},
+                 .input = "{\"prompt\":\"a\"}\n{\"prompt\":\"b\"}\n"};
+    run(&p);
+    assert_int_equal(p.exit_status, 0);
+    assert_int_equal(count_lines(&p), 2);
+    program empty = {.args = {"run", "--input", "-"}, .input = ""};
+    run(&empty);
+    assert_int_equal(empty.exit_status, 0);
+    assert_int_equal(empty.out.len, 0);
+    program_free(&p);
+    program_free(&empty);
+}
+
+static void interrupted_batch_reports_what_it_has(void **state) {
+    (void)state;
+    program p = {.args = {"run", "--input", "-", "--max-seqs", "1"},
+                 .input = "{\"id\":1,\"prompt\":\"a\",\"max_tokens\":1}\n"
+                          "{\"id\":2,\"prompt\":\"b\",\"max_tokens\":4000,\"ignore_eos\":true}\n"
+                          "{\"id\":3,\"prompt\":\"c\",\"max_tokens\":4000,\"ignore_eos\":true}\n",
+                 .signal_after = 10};
+    run(&p);
+    assert_int_equal(p.exit_status, 130);
+    for (int i = 1; i < count_lines(&p); i++) {
+        di_json *v = line_of(&p, i);
+        assert_string_equal(text_of(v, "finish_reason"), "abort");
+        di_json_free(v);
+    }
+    program_free(&p);
+}
+
+/* ---- chat ----------------------------------------------------------------------------------------------------------
+ */
+
+static void chat_keeps_its_history(void **state) {
+    (void)state;
+    const char *path = di_test_tmp("chat.jsonl");
+    di_strbuf input = {0};
+    di_strbuf_printf(
+        &input, "What is 47 + 38?\n/reasoning high\nWhat is 2 + 3?\n/bogus\n/save %s\n/reset\n/help\n/exit\nnot read\n",
+        path);
+    program p = {.args = {"chat", "--temperature", "0", "--system", "You are calm."}, .input = di_strbuf_str(&input)};
+    run(&p);
+    assert_int_equal(p.exit_status, 1); /* one command was unknown */
+    assert_memory_equal(di_strbuf_str(&p.out), "47 + 38 = 85\n", 13);
+    assert_int_equal(count_lines(&p), 2);
+    assert_contains(di_strbuf_str(&p.err), "unknown command '/bogus'");
+    assert_contains(di_strbuf_str(&p.err), "thinking with effort 75");
+    assert_contains(di_strbuf_str(&p.err), "/system");
+    di_strbuf saved = {0};
+    di_error err = {0};
+    di_json *v = NULL;
+    di_test_ok(di_file_read(path, 1 << 20, &saved, &err), &err);
+    di_test_ok(di_json_parse(&v, saved.data, saved.len, &err), &err);
+    const di_json *messages = di_json_get(v, "messages");
+    static const char *const roles[] = {"system", "user", "assistant", "user", "assistant"};
+    assert_int_equal(di_json_array_len(messages), 5);
+    for (size_t i = 0; i < 5; i++)
+        assert_string_equal(text_of(di_json_at(messages, i), "role"), roles[i]);
+    assert_string_equal(text_of(di_json_at(messages, 2), "content"), "47 + 38 = 85");
+    di_json_free(v);
+    di_strbuf_deinit(&saved);
+    di_strbuf_deinit(&input);
+    program_free(&p);
+}
+
+DI_TEST_GROUP(run, cmocka_unit_test(prompt_streams_an_answer), cmocka_unit_test(prompt_comes_from_standard_input),
+              cmocka_unit_test(thinking_is_left_out_of_a_pipe), cmocka_unit_test(raw_prompt_is_continued),
+              cmocka_unit_test(seed_gives_the_same_answer), cmocka_unit_test(stop_string_of_the_command_line),
+              cmocka_unit_test(log_probabilities_go_to_standard_error), cmocka_unit_test(bad_values_are_usage_errors),
+              cmocka_unit_test(faults_have_their_exit_status), cmocka_unit_test(long_and_broken_texts_are_fine),
+              cmocka_unit_test(full_or_closed_output_is_an_error), cmocka_unit_test(interrupt_keeps_what_there_is),
+              cmocka_unit_test(batch_answers_every_line_in_order), cmocka_unit_test(later_fields_are_refused_by_name),
+              cmocka_unit_test(good_batch_exits_with_zero), cmocka_unit_test(interrupted_batch_reports_what_it_has),
+              cmocka_unit_test(chat_keeps_its_history));
