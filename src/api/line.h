@@ -1,4 +1,4 @@
-/* Results of `run --input`: one JSON object a line (interface.md, A request line).
+/* Results of `run --input`: one JSON object a line (interface.md, A result line).
  *
  * Request lines are read by di_request_parse with DI_API_LINE; here are what such a request hands to the engine and
  * what comes back as text. Included by api.h. */

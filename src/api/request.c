@@ -183,6 +183,23 @@ void di_request_deinit(di_request *request) {
 
 /* ------------------------------------------------------------------ the way on */
 
+/* A plain prompt: added tokens are recognised, and the text starts with the begin mark exactly once. */
+static di_status encode_plain(const di_request *request, const di_tokenizer *tok, di_ids *ids, di_error *err) {
+    int32_t bos = di_tokenizer_find(tok, di_chat_special_text(DI_CHAT_BOS));
+    size_t at = ids->len;
+    di_status st =
+        di_tokenizer_encode(tok, request->text.len ? request->text.data : "", request->text.len, false, ids, err);
+    if (st || bos < 0 || (ids->len > at && ids->data[at] == bos)) {
+        return st;
+    }
+    if ((st = di_ids_append(ids, &bos, 1, err))) {
+        return st;
+    }
+    memmove(ids->data + at + 1, ids->data + at, (ids->len - at - 1) * sizeof *ids->data);
+    ids->data[at] = bos;
+    return DI_OK;
+}
+
 di_status di_request_encode(const di_request *request, const di_tokenizer *tok, const di_chat_vocab *vocab,
                             di_prompt *prompt, di_ids *ids, di_error *err) {
     if (request->input == DI_INPUT_CHAT) {
@@ -211,7 +228,7 @@ di_status di_request_encode(const di_request *request, const di_tokenizer *tok, 
     if (request->input == DI_INPUT_IDS) {
         return di_ids_append(ids, request->ids, request->n_ids, err);
     }
-    return di_tokenizer_encode(tok, request->text.len ? request->text.data : "", request->text.len, false, ids, err);
+    return encode_plain(request, tok, ids, err);
 }
 
 int64_t di_request_max_tokens(const di_request *request, int64_t n_prompt, int64_t n_context) {

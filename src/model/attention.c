@@ -1,7 +1,8 @@
-/* The attention sub-layer: queries, window keys, indexer, sparse attention, grouped output projection (model.md 3.5-3.8).
+/* The attention sub-layer: queries, window keys, indexer, sparse attention, grouped output projection
+ * (model.md 3.5-3.8).
  *
- * Order inside a layer: queries, window keys, compressed entries of a kv source (compressor.c), selection of an index source,
- * attention, and only then the rings, since a chunk may overwrite slots that its first rows still read. */
+ * Order inside a layer: queries, window keys, compressed entries of a kv source (compressor.c), selection of an index
+ * source, attention, and only then the rings, since a chunk may overwrite slots that its first rows still read. */
 #include <math.h>
 
 #include "forward_internal.h"
@@ -21,7 +22,8 @@ static di_ring window_ring(const di_forward *fw, int32_t layer) {
 }
 
 /* q [n, A*D] with RoPE, and the quantised low-rank query that the indexer shares. */
-static di_status queries(di_forward *fw, int32_t layer, const di_row_set *rs, bool compressed, di_act xq, di_act *qrq, di_act *q) {
+static di_status queries(di_forward *fw, int32_t layer, const di_row_set *rs, bool compressed, di_act xq, di_act *qrq,
+                         di_act *q) {
     const di_config *c = &fw->model->config;
     const di_block_weights *w = &fw->model->weights.blocks[layer];
     int64_t n = rs->rows.n_rows;
@@ -31,12 +33,13 @@ static di_status queries(di_forward *fw, int32_t layer, const di_row_set *rs, bo
     DI_TRY(di_act_quant(fw, qr, fw->ws.qrq, fw->ws.qrq_scale, qrq));
     *q = di_act_of(fw, fw->ws.q, n, (int64_t)c->n_heads * c->head_dim);
     DI_TRY(di_linear(fw, *qrq, &w->wq_b, *q));
-    return fw->model->backend.ops->rope(fw->stream, &(di_rope_args){.x = *q,
-                                                                    .n_heads = c->n_heads,
-                                                                    .head_dim = c->head_dim,
-                                                                    .n_freq = c->rope_dim / 2,
-                                                                    .cos = compressed ? rs->cos_compressed : rs->cos_window,
-                                                                    .sin = compressed ? rs->sin_compressed : rs->sin_window});
+    return fw->model->backend.ops->rope(fw->stream,
+                                        &(di_rope_args){.x = *q,
+                                                        .n_heads = c->n_heads,
+                                                        .head_dim = c->head_dim,
+                                                        .n_freq = c->rope_dim / 2,
+                                                        .cos = compressed ? rs->cos_compressed : rs->cos_window,
+                                                        .sin = compressed ? rs->sin_compressed : rs->sin_window});
 }
 
 di_status di_block_window_keys(di_forward *fw, int32_t layer, const di_row_set *rs, bool compressed, di_act xq) {
@@ -50,13 +53,14 @@ di_status di_block_window_keys(di_forward *fw, int32_t layer, const di_row_set *
     DI_TRY(di_linear(fw, xq, &w->wkv, kv));
     DI_TRY(di_norm(fw, kv, w->kv_norm, kvn));
     DI_TRY(ops->rope(fw->stream, &(di_rope_args){.x = kvn,
-                                              .n_heads = 1,
-                                              .head_dim = c->head_dim,
-                                              .n_freq = c->rope_dim / 2,
-                                              .cos = compressed ? rs->cos_compressed : rs->cos_window,
-                                              .sin = compressed ? rs->sin_compressed : rs->sin_window}));
+                                                 .n_heads = 1,
+                                                 .head_dim = c->head_dim,
+                                                 .n_freq = c->rope_dim / 2,
+                                                 .cos = compressed ? rs->cos_compressed : rs->cos_window,
+                                                 .sin = compressed ? rs->sin_compressed : rs->sin_window}));
     DI_TRY(di_show(fw, name, "window_kv_raw", kvn.dtype, n, c->head_dim, kvn.data));
-    DI_TRY(ops->kv_encode(fw->stream, &(di_kv_encode_args){.x = kvn, .format = fw->model->layout.win_format, .records = fw->ws.records}));
+    DI_TRY(ops->kv_encode(
+        fw->stream, &(di_kv_encode_args){.x = kvn, .format = fw->model->layout.win_format, .records = fw->ws.records}));
     return di_show(fw, name, "window_records", DI_U8, n, (int64_t)fw->model->layout.win_bytes, fw->ws.records);
 }
 
@@ -74,34 +78,36 @@ static di_status select_entries(di_forward *fw, int32_t layer, const di_row_set 
     di_layer_name(fw, layer, name);
     DI_TRY(di_linear(fw, qrq, &w->ix_wq_b, iq));
     DI_TRY(ops->rope(fw->stream, &(di_rope_args){.x = iq,
-                                              .n_heads = c->index_heads,
-                                              .head_dim = c->index_dim,
-                                              .n_freq = c->rope_dim / 2,
-                                              .cos = rs->cos_compressed,
-                                              .sin = rs->sin_compressed}));
+                                                 .n_heads = c->index_heads,
+                                                 .head_dim = c->index_dim,
+                                                 .n_freq = c->rope_dim / 2,
+                                                 .cos = rs->cos_compressed,
+                                                 .sin = rs->sin_compressed}));
     DI_TRY(di_linear(fw, x, &w->ix_weights, iw));
     DI_TRY(di_show(fw, name, "index_q_raw", iq.dtype, n, iq.n_cols, iq.data));
     DI_TRY(di_show(fw, name, "index_weight", iw.dtype, n, iw.n_cols, iw.data));
     bool source = layer == c->candidate_layer, inside = c->candidate_layer >= 0 && layer > c->candidate_layer;
-    DI_TRY(ops->index_select(fw->stream,
-                          &(di_index_select_args){.rows = &rs->rows,
-                                                  .q = iq,
-                                                  .w = iw,
-                                                  .n_heads = c->index_heads,
-                                                  .dim = c->index_dim,
-                                                  .ratio = ratio,
-                                                  .keys = paged(fw, mo->layout.index_offset[keys], ratio, mo->layout.index_format, c->index_dim),
-                                                  .round_bf16 = mo->numerics == DI_NUMERICS_FAITHFUL,
-                                                  .topk = c->index_topk,
-                                                  .idx = fw->ws.idx,
-                                                  .cand_block = c->candidate_block,
-                                                  .n_cand = source || inside ? c->candidate_blocks : 0,
-                                                  .cand_in = inside ? fw->ws.cand : NULL,
-                                                  .cand_out = source ? fw->ws.cand : NULL,
-                                                  .scores = fw->tap ? fw->tap_scores : NULL,
-                                                  .scores_stride = fw->tap_scores_stride}));
-    if (fw->tap) DI_TRY(di_show(fw, name, "index_score", DI_F32, n, fw->tap_scores_stride, fw->tap_scores));
-    if (source) DI_TRY(di_show(fw, name, "candidate_blocks", DI_I32, n, c->candidate_blocks, fw->ws.cand));
+    DI_TRY(ops->index_select(fw->stream, &(di_index_select_args){.rows = &rs->rows,
+                                                                 .q = iq,
+                                                                 .w = iw,
+                                                                 .n_heads = c->index_heads,
+                                                                 .dim = c->index_dim,
+                                                                 .ratio = ratio,
+                                                                 .keys = paged(fw, mo->layout.index_offset[keys], ratio,
+                                                                               mo->layout.index_format, c->index_dim),
+                                                                 .round_bf16 = mo->numerics == DI_NUMERICS_FAITHFUL,
+                                                                 .topk = c->index_topk,
+                                                                 .idx = fw->ws.idx,
+                                                                 .cand_block = c->candidate_block,
+                                                                 .n_cand = source || inside ? c->candidate_blocks : 0,
+                                                                 .cand_in = inside ? fw->ws.cand : NULL,
+                                                                 .cand_out = source ? fw->ws.cand : NULL,
+                                                                 .scores = fw->tap ? fw->tap_scores : NULL,
+                                                                 .scores_stride = fw->tap_scores_stride}));
+    if (fw->tap)
+        DI_TRY(di_show(fw, name, "index_score", DI_F32, n, fw->tap_scores_stride, fw->tap_scores));
+    if (source)
+        DI_TRY(di_show(fw, name, "candidate_blocks", DI_I32, n, c->candidate_blocks, fw->ws.cand));
     return di_show(fw, name, "index_selected", DI_I32, n, c->index_topk, fw->ws.idx);
 }
 
@@ -111,12 +117,14 @@ static di_status project_out(di_forward *fw, int32_t layer, di_act o, di_act f) 
     const di_block_weights *w = &fw->model->weights.blocks[layer];
     di_act oq, yq, y = di_act_f32(fw->ws.y, o.n_rows, (int64_t)c->o_groups * c->o_rank);
     DI_TRY(di_act_quant(fw, o, fw->ws.oq, fw->ws.oq_scale, &oq));
-    DI_TRY(fw->model->backend.ops->gemm(fw->stream, &(di_gemm_args){.x = oq, .w = &w->wo_a, .n_groups = c->o_groups, .out = y}));
+    DI_TRY(fw->model->backend.ops->gemm(fw->stream,
+                                        &(di_gemm_args){.x = oq, .w = &w->wo_a, .n_groups = c->o_groups, .out = y}));
     DI_TRY(di_act_quant(fw, y, fw->ws.yq, fw->ws.yq_scale, &yq));
     return di_linear(fw, yq, &w->wo_b, f);
 }
 
-static di_status attend(di_forward *fw, int32_t layer, const di_row_set *rs, bool compressed, bool sparse, di_act q, di_act f) {
+static di_status attend(di_forward *fw, int32_t layer, const di_row_set *rs, bool compressed, bool sparse, di_act q,
+                        di_act f) {
     const di_model *mo = fw->model;
     const di_config *c = &mo->config;
     di_act o = di_act_of(fw, fw->ws.o, q.n_rows, q.n_cols);
@@ -152,8 +160,10 @@ di_status di_block_attention(di_forward *fw, int32_t layer, int32_t set, di_act 
     DI_TRY(di_act_quant(fw, x, fw->ws.xq, fw->ws.xq_scale, &xq));
     DI_TRY(queries(fw, layer, rs, sparse, xq, &qrq, &q));
     DI_TRY(di_block_window_keys(fw, layer, rs, sparse, xq));
-    if (di_config_is_kv_source(c, layer) && !compressed_done) DI_TRY(di_block_compress(fw, layer, x));
-    if (di_config_is_index_source(c, layer)) DI_TRY(select_entries(fw, layer, rs, x, qrq));
+    if (di_config_is_kv_source(c, layer) && !compressed_done)
+        DI_TRY(di_block_compress(fw, layer, x));
+    if (di_config_is_index_source(c, layer))
+        DI_TRY(select_entries(fw, layer, rs, x, qrq));
     DI_TRY(attend(fw, layer, rs, sparse, sparse, q, f));
     return mo->backend.ops->ring_store(fw->stream, &(di_ring_store_args){.rows = &rs->rows,
                                                                          .records = fw->ws.records,

@@ -1,9 +1,9 @@
 /* The compressor of a kv source: latents of tokens or of pairs of tokens, stored as compressed entries and index keys
  * (model.md 3.6, 3.7).
  *
- * With ratio 2 a pair closes at its odd position; the partner may lie in an earlier forward, then its gate scores and latent
- * come from the compressor ring of the state slot. Runs for all rows of the forward, also for those that bounded replay drops
- * afterwards. */
+ * With ratio 2 a pair closes at its odd position; the partner may lie in an earlier forward, then its gate scores and
+ * latent come from the compressor ring of the state slot. Runs for all rows of the forward, also for those that bounded
+ * replay drops afterwards. */
 #include "forward_internal.h"
 
 /* Pools the pairs that close in this forward into lat, then keeps the newest rows for later pairs. */
@@ -15,22 +15,22 @@ static di_status pool_pairs(di_forward *fw, int32_t layer, di_act x, di_act lat)
     di_act gate = {.dtype = DI_F32, .n_rows = rows->n_rows, .n_cols = d, .stride = 2 * d, .data = fw->ws.cg};
     di_act latent = gate;
     latent.data = fw->ws.cg + d;
-    di_ring ring = {fw->slots, mo->layout.slot_bytes, mo->layout.pair_offset[layer], mo->layout.pair_bytes, mo->layout.pair_ring_len};
+    di_ring ring = {fw->slots, mo->layout.slot_bytes, mo->layout.pair_offset[layer], mo->layout.pair_bytes,
+                    mo->layout.pair_ring_len};
     DI_TRY(di_linear(fw, x, &w->c_wgate, gate));
     DI_TRY(di_linear(fw, x, &w->c_wkv, latent));
     if (fw->entries[2].n)
-        DI_TRY(mo->backend.ops->compress_pool(fw->stream, &(di_compress_pool_args){.rows = rows,
-                                                                                .entries = fw->entries[2],
-                                                                                .cg = fw->ws.cg,
-                                                                                .ring = ring,
-                                                                                .out = lat}));
+        DI_TRY(mo->backend.ops->compress_pool(
+            fw->stream, &(di_compress_pool_args){
+                            .rows = rows, .entries = fw->entries[2], .cg = fw->ws.cg, .ring = ring, .out = lat}));
     return mo->backend.ops->ring_store(fw->stream, &(di_ring_store_args){.rows = rows,
                                                                          .records = (const uint8_t *)fw->ws.cg,
                                                                          .store_from = fw->pair_store_from,
                                                                          .ring = ring});
 }
 
-static di_status store(di_forward *fw, di_entries entries, di_act x, int32_t ratio, size_t offset, di_kv_format format) {
+static di_status store(di_forward *fw, di_entries entries, di_act x, int32_t ratio, size_t offset,
+                       di_kv_format format) {
     const di_layout *lay = &fw->model->layout;
     di_paged dst = {fw->pages, lay->page_bytes, offset, DI_PAGE_TOKENS / ratio, format, (int32_t)x.n_cols};
     return fw->model->backend.ops->page_store(
@@ -44,7 +44,8 @@ di_status di_block_compress(di_forward *fw, int32_t layer, di_act x) {
     const di_ops *ops = mo->backend.ops;
     int32_t ratio = c->ratio[layer];
     di_entries entries = fw->entries[ratio];
-    di_act lat = di_act_of(fw, fw->ws.lat, entries.n, c->head_dim), n = di_act_of(fw, fw->ws.latn, entries.n, c->head_dim);
+    di_act lat = di_act_of(fw, fw->ws.lat, entries.n, c->head_dim),
+           n = di_act_of(fw, fw->ws.latn, entries.n, c->head_dim);
     const float *cosv = ratio == 1 ? fw->set[0].cos_compressed : fw->ws.cos_pairs;
     const float *sinv = ratio == 1 ? fw->set[0].sin_compressed : fw->ws.sin_pairs;
     char name[24];
@@ -53,27 +54,25 @@ di_status di_block_compress(di_forward *fw, int32_t layer, di_act x) {
         DI_TRY(di_linear(fw, x, &w->c_wkv, lat));
     else
         DI_TRY(pool_pairs(fw, layer, x, lat));
-    if (!entries.n) return DI_OK;
+    if (!entries.n)
+        return DI_OK;
     DI_TRY(di_norm(fw, lat, w->c_norm, n));
     if (di_config_is_index_k_source(c, layer)) { /* from the vector before RoPE */
-        di_act k = di_act_of(fw, fw->ws.ikey, entries.n, c->index_dim), kn = di_act_of(fw, fw->ws.ikeyn, entries.n, c->index_dim);
+        di_act k = di_act_of(fw, fw->ws.ikey, entries.n, c->index_dim),
+               kn = di_act_of(fw, fw->ws.ikeyn, entries.n, c->index_dim);
         DI_TRY(di_linear(fw, n, &w->ix_wk, k));
         DI_TRY(di_norm(fw, k, w->ix_k_norm, kn));
-        DI_TRY(ops->rope(fw->stream, &(di_rope_args){.x = kn,
-                                                  .n_heads = 1,
-                                                  .head_dim = c->index_dim,
-                                                  .n_freq = c->rope_dim / 2,
-                                                  .cos = cosv,
-                                                  .sin = sinv}));
+        DI_TRY(ops->rope(
+            fw->stream,
+            &(di_rope_args){
+                .x = kn, .n_heads = 1, .head_dim = c->index_dim, .n_freq = c->rope_dim / 2, .cos = cosv, .sin = sinv}));
         DI_TRY(di_show(fw, name, "index_k_raw", kn.dtype, kn.n_rows, kn.n_cols, kn.data));
         DI_TRY(store(fw, entries, kn, ratio, mo->layout.index_offset[layer], mo->layout.index_format));
     }
-    DI_TRY(ops->rope(fw->stream, &(di_rope_args){.x = n,
-                                              .n_heads = 1,
-                                              .head_dim = c->head_dim,
-                                              .n_freq = c->rope_dim / 2,
-                                              .cos = cosv,
-                                              .sin = sinv}));
+    DI_TRY(ops->rope(
+        fw->stream,
+        &(di_rope_args){
+            .x = n, .n_heads = 1, .head_dim = c->head_dim, .n_freq = c->rope_dim / 2, .cos = cosv, .sin = sinv}));
     DI_TRY(di_show(fw, name, "compressed_kv_raw", n.dtype, n.n_rows, n.n_cols, n.data));
     return store(fw, entries, n, ratio, mo->layout.main_offset[layer], mo->layout.main_format);
 }

@@ -311,7 +311,7 @@ static void read_draft(di_config *c, reader *r) {
     must_be_bool(r, "dspark_target_attn_input", true, false);
     c->draft_rank = need_dim(r, "dspark_markov_rank", 32, DIM_MAX);
     c->draft_experts = need_int(r, "dspark_n_routed_experts", 1, EXPERTS_MAX);
-    c->draft_experts_tok = need_int(r, "dspark_num_experts_per_tok", 1, c->draft_experts);
+    c->draft_experts_tok = need_int(r, "dspark_num_experts_per_tok", 1, DI_MIN(c->draft_experts, DI_EXPERTS_TOK_MAX));
     if (!r->st && c->n_draft_targets == 0) {
         r->st = di_fail(r->err, DI_ERR_FORMAT, "key 'text_config.dspark_target_layer_ids': found [], expected a layer");
     }
@@ -343,7 +343,7 @@ static void read_text(di_config *c, reader *r) {
 
     c->n_experts = need_int(r, "n_routed_experts", 1, EXPERTS_MAX);
     must_be_int(r, "n_shared_experts", 1, true);
-    c->n_experts_tok = need_int(r, "num_experts_per_tok", 1, c->n_experts);
+    c->n_experts_tok = need_int(r, "num_experts_per_tok", 1, DI_MIN(c->n_experts, DI_EXPERTS_TOK_MAX));
     c->intermediate = need_dim(r, "moe_intermediate_size", 32, DIM_MAX);
     must_be_text(r, "scoring_func", "sqrtsoftplus", true);
     must_be_text(r, "topk_method", "noaux_tc", true);
@@ -383,7 +383,7 @@ static void read_text(di_config *c, reader *r) {
         wrong(r, DI_ERR_FORMAT, "use_fp4_sparse_kv", fp4, "true or false");
     c->fp4_kv = fp4 ? di_json_bool(fp4) : true;
 
-    c->hc_mult = need_int(r, "hc_mult", 1, 16);
+    c->hc_mult = need_int(r, "hc_mult", 1, DI_HC_MULT_MAX);
     c->hc_iters = need_int(r, "hc_sinkhorn_iters", 1, 1000);
     c->hc_eps = (float)read_number(r, "hc_eps", 0.0, true, 1.0, true, 0);
     must_be_bool(r, "hc_shifted", true, false);

@@ -1,6 +1,7 @@
 /* Engram: hashed n-gram rows of a table, projected and added to the trunk through a gate (model.md 3.2.4, 3.2.5).
  *
- * The stored codes and scales of the rows are the quantised input of the projection as they are; nothing is requantised. */
+ * The stored codes and scales of the rows are the quantised input of the projection as they are; nothing is
+ * requantised. */
 #include "forward_internal.h"
 
 di_status di_block_engram(di_forward *fw, int32_t layer, di_act trunk) {
@@ -13,14 +14,15 @@ di_status di_block_engram(di_forward *fw, int32_t layer, di_act trunk) {
     int32_t cols = (c->engram_ngram - 1) * c->engram_heads;
     char name[24];
     di_layer_name(fw, layer, name);
-    DI_TRY(ops->engram_hash(fw->stream, &(di_engram_hash_args){.grams = (const int32_t *)(const void *)(fw->ws.meta + fw->ml.grams),
-                                                            .n = (int32_t)n,
-                                                            .n_gram = c->engram_ngram,
-                                                            .n_heads = c->engram_heads,
-                                                            .mult = e->mult,
-                                                            .primes = e->primes,
-                                                            .offsets = e->offsets,
-                                                            .rows = fw->ws.eg_rows}));
+    DI_TRY(ops->engram_hash(fw->stream,
+                            &(di_engram_hash_args){.grams = (const int32_t *)(const void *)(fw->ws.meta + fw->ml.grams),
+                                                   .n = (int32_t)n,
+                                                   .n_gram = c->engram_ngram,
+                                                   .n_heads = c->engram_heads,
+                                                   .mult = e->mult,
+                                                   .primes = e->primes,
+                                                   .offsets = e->offsets,
+                                                   .rows = fw->ws.eg_rows}));
     DI_TRY(di_show(fw, name, "engram_rows", DI_I64, n, cols, fw->ws.eg_rows));
     int64_t width = (int64_t)cols * c->engram_dim;
     bool exact = mo->numerics == DI_NUMERICS_EXACT;
@@ -31,20 +33,20 @@ di_status di_block_engram(di_forward *fw, int32_t layer, di_act trunk) {
                    .data = fw->ws.eg_x,
                    .scale = exact ? NULL : fw->ws.eg_scale};
     DI_TRY(ops->engram_gather(fw->stream, &(di_engram_gather_args){.codes = w->eg_codes,
-                                                                .scales = w->eg_scales,
-                                                                .n_table = w->eg_rows,
-                                                                .dim = c->engram_dim,
-                                                                .n_cols = cols,
-                                                                .rows = fw->ws.eg_rows,
-                                                                .out = rows}));
+                                                                   .scales = w->eg_scales,
+                                                                   .n_table = w->eg_rows,
+                                                                   .dim = c->engram_dim,
+                                                                   .n_cols = cols,
+                                                                   .rows = fw->ws.eg_rows,
+                                                                   .out = rows}));
     di_act kv = di_act_of(fw, fw->ws.eg_kv, n, (int64_t)(c->hc_mult + 1) * c->hidden);
     DI_TRY(di_linear(fw, rows, &w->eg_wkv, kv));
     DI_TRY(ops->engram_gate(fw->stream, &(di_engram_gate_args){.x = trunk,
-                                                            .kv = kv,
-                                                            .m = c->hc_mult,
-                                                            .qk = e->qk,
-                                                            .skip = fw->skip_rows[0],
-                                                            .eps = c->rms_eps,
-                                                            .gate = fw->ws.eg_gate}));
+                                                               .kv = kv,
+                                                               .m = c->hc_mult,
+                                                               .qk = e->qk,
+                                                               .skip = fw->skip_rows[0],
+                                                               .eps = c->rms_eps,
+                                                               .gate = fw->ws.eg_gate}));
     return di_show(fw, name, "engram_gate", DI_F32, n, c->hc_mult, fw->ws.eg_gate);
 }

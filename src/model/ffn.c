@@ -20,9 +20,12 @@ di_status di_block_ffn(di_forward *fw, int32_t layer, int32_t set, di_act x, di_
                                                                           .idx = fw->ws.router_idx,
                                                                           .weight = fw->ws.router_weight})))
         return st;
-    if ((st = di_show(fw, name, "ffn.router_idx", DI_I32, x.n_rows, w->n_experts_tok, fw->ws.router_idx))) return st;
-    if ((st = di_show(fw, name, "ffn.router_weight", DI_F32, x.n_rows, w->n_experts_tok, fw->ws.router_weight))) return st;
-    if ((st = di_act_quant(fw, x, fw->ws.xq, fw->ws.xq_scale, &xq))) return st;
+    if ((st = di_show(fw, name, "ffn.router_idx", DI_I32, x.n_rows, w->n_experts_tok, fw->ws.router_idx)))
+        return st;
+    if ((st = di_show(fw, name, "ffn.router_weight", DI_F32, x.n_rows, w->n_experts_tok, fw->ws.router_weight)))
+        return st;
+    if ((st = di_act_quant(fw, x, fw->ws.xq, fw->ws.xq_scale, &xq)))
+        return st;
     return mo->backend.ops->moe(fw->stream, &(di_moe_args){.x = xq,
                                                            .idx = fw->ws.router_idx,
                                                            .weight = fw->ws.router_weight,

@@ -1,8 +1,8 @@
 /* The forward pass: the layer loop of model.md 3.14 over a ragged batch, and what every block shares.
  *
  *   embed -> trunk [n, M, H]
- *   per layer:  + Engram | taps for the draft module | mix -> norm -> attention -> write | mix -> norm -> experts -> write
- *   compact replay: at the first consumer layer the compressor still sees every row, then only the kept rows go on
+ *   per layer:  + Engram | taps for the draft module | mix -> norm -> attention -> write | mix -> norm -> experts ->
+ * write compact replay: at the first consumer layer the compressor still sees every row, then only the kept rows go on
  *   draft main keys from the taps | logits of the rows that asked for them
  */
 #include "forward_internal.h"
@@ -22,7 +22,12 @@ di_status di_act_quant(di_forward *fw, di_act x, uint8_t *codes, uint8_t *scales
         *out = x;
         return DI_OK;
     }
-    *out = (di_act){.dtype = DI_F8_E4M3, .n_rows = x.n_rows, .n_cols = x.n_cols, .stride = x.n_cols, .data = codes, .scale = scales};
+    *out = (di_act){.dtype = DI_F8_E4M3,
+                    .n_rows = x.n_rows,
+                    .n_cols = x.n_cols,
+                    .stride = x.n_cols,
+                    .data = codes,
+                    .scale = scales};
     return fw->model->backend.ops->quant(fw->stream, &(di_quant_args){.x = x, .out = *out});
 }
 
@@ -44,13 +49,16 @@ void di_layer_name(const di_forward *fw, int32_t layer, char out[24]) {
 }
 
 /* The tap reads and may write a host copy; what it wrote goes back to the device. */
-di_status di_show(di_forward *fw, const char *layer, const char *name, di_dtype dtype, int64_t n_rows, int64_t n_cols, void *data) {
-    if (!fw->tap) return DI_OK;
+di_status di_show(di_forward *fw, const char *layer, const char *name, di_dtype dtype, int64_t n_rows, int64_t n_cols,
+                  void *data) {
+    if (!fw->tap)
+        return DI_OK;
     const di_device_ops *dev = fw->model->backend.device;
     size_t n_bytes = (size_t)(n_rows * n_cols) * di_dtype_bytes(dtype, 1);
     if (n_bytes > fw->tap_host_bytes) {
         uint8_t *grown = realloc(fw->tap_host, n_bytes);
-        if (!grown) return di_fail(fw->err, DI_ERR_MEMORY, "tap of '%s.%s': %zu bytes", layer, name, n_bytes);
+        if (!grown)
+            return di_fail(fw->err, DI_ERR_MEMORY, "tap of '%s.%s': %zu bytes", layer, name, n_bytes);
         fw->tap_host = grown;
         fw->tap_host_bytes = n_bytes;
     }
@@ -64,24 +72,33 @@ di_status di_show(di_forward *fw, const char *layer, const char *name, di_dtype 
 
 /* Operations carry no error object: where one refused its arguments, its name becomes the message. */
 di_status di_refused(const di_forward *fw, di_status st) {
-    if (!st || !fw->err || fw->err->message[0]) return st;
+    if (!st || !fw->err || fw->err->message[0])
+        return st;
     const char *op = fw->model->backend.device->stream_refused(fw->stream);
-    return di_fail(fw->err, st, "operation '%s' of backend '%s' refused its arguments", op ? op : "?", fw->model->backend.ops->name);
+    return di_fail(fw->err, st, "operation '%s' of backend '%s' refused its arguments", op ? op : "?",
+                   fw->model->backend.ops->name);
 }
 
 static di_status gather(di_forward *fw, const void *x, void *out, size_t list, int32_t n, size_t row_bytes) {
-    return fw->model->backend.ops->gather(
-        fw->stream, &(di_gather_args){.x = x,
-                                      .out = out,
-                                      .idx = (const int32_t *)(const void *)(fw->ws.meta + list),
-                                      .n = n,
-                                      .row_bytes = row_bytes});
+    return fw->model->backend.ops->gather(fw->stream,
+                                          &(di_gather_args){.x = x,
+                                                            .out = out,
+                                                            .idx = (const int32_t *)(const void *)(fw->ws.meta + list),
+                                                            .n = n,
+                                                            .row_bytes = row_bytes});
 }
 
 /* z = sum of pre*trunk, and the mixes of the next sub-layer when hc is not NULL. */
-static di_status mix(di_forward *fw, di_act trunk, const float *pre_in, const di_hc_weights *hc, di_act z, float *pre_out) {
+static di_status mix(di_forward *fw, di_act trunk, const float *pre_in, const di_hc_weights *hc, di_act z,
+                     float *pre_out) {
     const di_config *c = &fw->model->config;
-    di_hc_mix_args args = {.x = trunk, .m = c->hc_mult, .pre_in = pre_in, .iters = c->hc_iters, .eps = c->hc_eps, .norm_eps = c->rms_eps, .z = z};
+    di_hc_mix_args args = {.x = trunk,
+                           .m = c->hc_mult,
+                           .pre_in = pre_in,
+                           .iters = c->hc_iters,
+                           .eps = c->hc_eps,
+                           .norm_eps = c->rms_eps,
+                           .z = z};
     if (hc) {
         args.fn = hc->fn;
         args.scale = hc->scale;
@@ -95,10 +112,12 @@ static di_status mix(di_forward *fw, di_act trunk, const float *pre_in, const di
 
 static di_status write_back(di_forward *fw, di_act trunk, di_act f) {
     return fw->model->backend.ops->hc_post(
-        fw->stream, &(di_hc_post_args){.x = trunk, .f = f, .m = fw->model->config.hc_mult, .post = fw->ws.post, .comb = fw->ws.comb});
+        fw->stream, &(di_hc_post_args){
+                        .x = trunk, .f = f, .m = fw->model->config.hc_mult, .post = fw->ws.post, .comb = fw->ws.comb});
 }
 
-di_status di_block_run(di_forward *fw, int32_t layer, int32_t set, bool compressed_done, uint8_t *trunk_data, float **pre) {
+di_status di_block_run(di_forward *fw, int32_t layer, int32_t set, bool compressed_done, uint8_t *trunk_data,
+                       float **pre) {
     const di_config *c = &fw->model->config;
     const di_block_weights *w = &fw->model->weights.blocks[layer];
     int64_t n = fw->set[set].rows.n_rows, m = c->hc_mult;
@@ -152,7 +171,8 @@ static di_status rope_tables(di_forward *fw, int k) {
 
 static di_status pair_tables(di_forward *fw) {
     const di_model *mo = fw->model;
-    if (!fw->entries[2].n) return DI_OK;
+    if (!fw->entries[2].n)
+        return DI_OK;
     return mo->backend.ops->rope_table(
         fw->stream, &(di_rope_table_args){.pos = (const int32_t *)(const void *)(fw->ws.meta + fw->ml.ent_pos[2]),
                                           .n_rows = fw->entries[2].n,
@@ -166,16 +186,17 @@ di_status di_forward_start(di_forward *fw, di_act trunk, float **pre) {
     const di_model *mo = fw->model;
     int32_t m = mo->config.hc_mult;
     DI_TRY(mo->backend.ops->embed(fw->stream,
-                               &(di_embed_args){.table = &mo->weights.embed,
-                                                .ids = (const int32_t *)(const void *)(fw->ws.meta + fw->ml.ids),
-                                                .copies = m,
-                                                .out = trunk}));
+                                  &(di_embed_args){.table = &mo->weights.embed,
+                                                   .ids = (const int32_t *)(const void *)(fw->ws.meta + fw->ml.ids),
+                                                   .copies = m,
+                                                   .out = trunk}));
     DI_TRY(di_show(fw, "", "embed", trunk.dtype, trunk.n_rows, trunk.n_cols, trunk.data));
     /* The first sub-layer reads stream 0 alone. The host's metadata block is free again after prepare's copy. */
     *pre = fw->ws.pre[0];
     float *one_hot = (float *)(void *)fw->meta;
     memset(one_hot, 0, (size_t)(trunk.n_rows * m) * 4);
-    for (int64_t i = 0; i < trunk.n_rows; i++) one_hot[i * m] = 1.0f;
+    for (int64_t i = 0; i < trunk.n_rows; i++)
+        one_hot[i * m] = 1.0f;
     return mo->backend.device->upload(mo->device, *pre, one_hot, (size_t)(trunk.n_rows * m) * 4, fw->err);
 }
 
@@ -201,12 +222,14 @@ static di_status drop_rows(di_forward *fw, int32_t layer, uint8_t **trunk, float
 static di_status take_tap(di_forward *fw, int32_t layer, di_act trunk) {
     const di_config *c = &fw->model->config;
     for (int32_t i = 0; i < c->n_draft_targets; i++) {
-        if (c->draft_targets[i] != layer) continue;
+        if (c->draft_targets[i] != layer)
+            continue;
         int64_t width = (int64_t)c->n_draft_targets * c->hidden;
         di_act out = di_act_of(fw, fw->ws.taps, trunk.n_rows, c->hidden);
         out.stride = width;
         out.data = fw->ws.taps + (size_t)i * (size_t)c->hidden * di_dtype_bytes(out.dtype, 1);
-        DI_TRY(fw->model->backend.ops->stream_mean(fw->stream, &(di_stream_mean_args){.x = trunk, .m = c->hc_mult, .out = out}));
+        DI_TRY(fw->model->backend.ops->stream_mean(fw->stream,
+                                                   &(di_stream_mean_args){.x = trunk, .m = c->hc_mult, .out = out}));
     }
     return DI_OK;
 }
@@ -230,7 +253,8 @@ static di_status draft_keys(di_forward *fw) {
             fw->stream, &(di_ring_store_args){.rows = &rs->rows,
                                               .records = fw->ws.records,
                                               .store_from = rs->store_from,
-                                              .ring = {fw->slots, mo->layout.slot_bytes, mo->layout.ring_offset[l], mo->layout.win_bytes, mo->layout.ring_len}}));
+                                              .ring = {fw->slots, mo->layout.slot_bytes, mo->layout.ring_offset[l],
+                                                       mo->layout.win_bytes, mo->layout.ring_len}}));
     }
     return DI_OK;
 }
@@ -244,8 +268,10 @@ static di_status head(di_forward *fw, const uint8_t *trunk_data, const float *pr
     di_act z = di_act_of(fw, fw->ws.z, n, c->hidden);
     DI_TRY(mix(fw, trunk, pre, NULL, z, NULL));
     *logits = fw->ws.logits;
-    if (!fw->n_logits) return DI_OK;
-    DI_TRY(gather(fw, z.data, fw->ws.x, fw->ml.logit_rows, fw->n_logits, (size_t)c->hidden * di_dtype_bytes(z.dtype, 1)));
+    if (!fw->n_logits)
+        return DI_OK;
+    DI_TRY(
+        gather(fw, z.data, fw->ws.x, fw->ml.logit_rows, fw->n_logits, (size_t)c->hidden * di_dtype_bytes(z.dtype, 1)));
     di_act h = di_act_of(fw, fw->ws.x, fw->n_logits, c->hidden), hn = di_act_of(fw, fw->ws.f, fw->n_logits, c->hidden);
     DI_TRY(di_norm(fw, h, mo->weights.norm, hn));
     DI_TRY(di_show(fw, "", "final_norm", hn.dtype, hn.n_rows, hn.n_cols, hn.data));
@@ -258,12 +284,15 @@ static di_status tap_begin(di_forward *fw, const di_batch *batch) {
     const di_model *mo = fw->model;
     fw->tap = batch->tap;
     fw->tap_user = batch->tap_user;
-    if (!fw->tap) return DI_OK;
+    if (!fw->tap)
+        return DI_OK;
     int64_t longest = 0;
-    for (int32_t s = 0; s < batch->n_seqs; s++) longest = DI_MAX(longest, batch->seqs[s].pos0 + batch->seqs[s].n_rows);
+    for (int32_t s = 0; s < batch->n_seqs; s++)
+        longest = DI_MAX(longest, batch->seqs[s].pos0 + batch->seqs[s].n_rows);
     size_t n_bytes = (size_t)(fw->set[0].rows.n_rows * longest) * 4;
     fw->tap_scores_stride = longest;
-    if (n_bytes <= fw->tap_scores_bytes) return DI_OK;
+    if (n_bytes <= fw->tap_scores_bytes)
+        return DI_OK;
     void *grown;
     DI_TRY(mo->backend.device->alloc(mo->device, n_bytes, &grown, fw->err));
     mo->backend.device->free(mo->device, fw->tap_scores);
@@ -287,7 +316,8 @@ static di_status run(di_forward *fw, const di_batch *batch, float **logits) {
     for (int32_t l = 0; l < c->n_layers; l++) {
         bool compressed_done = false;
         if (di_config_engram_index(c, l) >= 0)
-            DI_TRY(di_block_engram(fw, l, di_act_of(fw, trunk, fw->set[set].rows.n_rows, (int64_t)c->hc_mult * c->hidden)));
+            DI_TRY(di_block_engram(fw, l,
+                                   di_act_of(fw, trunk, fw->set[set].rows.n_rows, (int64_t)c->hc_mult * c->hidden)));
         if (l == c->first_consumer) {
             set = 1;
             if (fw->compact) {
@@ -300,7 +330,8 @@ static di_status run(di_forward *fw, const di_batch *batch, float **logits) {
         DI_TRY(di_block_run(fw, l, set, compressed_done, trunk, &pre));
     }
     DI_TRY(head(fw, trunk, pre, logits));
-    if (mo->with_draft) DI_TRY(draft_keys(fw));
+    if (mo->with_draft)
+        DI_TRY(draft_keys(fw));
     return mo->backend.device->stream_sync(fw->stream, fw->err);
 }
 
@@ -308,7 +339,8 @@ di_status di_forward_run(di_forward *fw, const di_batch *batch, float **logits, 
     fw->err = err;
     fw->pages = batch->pages;
     fw->slots = batch->slots;
-    if (err) err->message[0] = 0;
+    if (err)
+        err->message[0] = 0;
     di_status st = run(fw, batch, logits);
     return di_error_context(err, di_refused(fw, st), "forward of %d sequences", batch->n_seqs);
 }

@@ -1,7 +1,7 @@
 /* Private to model/: the loaded model and the workspace of a forward.
  *
- * A workspace is one device allocation, cut into named buffers by one function (workspace.c) that also counts it for the
- * memory plan. Row buffers are [rows_max, ...] in the activation type: bf16 in faithful numerics, fp32 in exact. */
+ * A workspace is one device allocation, cut into named buffers by one function (workspace.c) that also counts it for
+ * the memory plan. Row buffers are [rows_max, ...] in the activation type: bf16 in faithful numerics, fp32 in exact. */
 #ifndef DI_FORWARD_INTERNAL_H
 #define DI_FORWARD_INTERNAL_H
 
@@ -22,17 +22,17 @@ struct di_model {
     int32_t seqs_max;
     di_weights weights;
     di_layout layout;
-    di_engram_consts *engram; /* [n_engram] */
+    di_engram_consts *engram;             /* [n_engram] */
     float *freq_window, *freq_compressed; /* device memory [R/2] */
-    int32_t *token_map; /* [n_token_map], host */
+    int32_t *token_map;                   /* [n_token_map], host */
     int64_t n_token_map;
     di_arena arena;
 };
 
 /* Host copy and device copy of one di_rows with what belongs to it. */
 typedef struct di_row_set {
-    di_rows rows;          /* pointers into device memory */
-    const int32_t *store_from; /* [n_seqs] device: window rings */
+    di_rows rows;                                                     /* pointers into device memory */
+    const int32_t *store_from;                                        /* [n_seqs] device: window rings */
     float *cos_window, *sin_window, *cos_compressed, *sin_compressed; /* [n_rows, R/2] device */
 } di_row_set;
 
@@ -65,15 +65,15 @@ typedef struct di_workspace {
 typedef struct di_meta_layout {
     struct {
         size_t pos, seq, win_lo, win_hi, row0, n, pos0, slot, store_from;
-    } set[2]; /* 0: producers (all rows), 1: consumers */
-    size_t blocks;                      /* [seqs_max, blocks_stride] */
-    size_t pair_store_from;             /* [seqs_max] */
-    size_t ids;                         /* [rows_max] */
-    size_t grams;                       /* [rows_max, Ng] */
-    size_t keep;                        /* [rows_max]: producer row of each consumer row */
-    size_t logit_rows;                  /* [logits_max]: consumer rows */
+    } set[2];                                              /* 0: producers (all rows), 1: consumers */
+    size_t blocks;                                         /* [seqs_max, blocks_stride] */
+    size_t pair_store_from;                                /* [seqs_max] */
+    size_t ids;                                            /* [rows_max] */
+    size_t grams;                                          /* [rows_max, Ng] */
+    size_t keep;                                           /* [rows_max]: producer row of each consumer row */
+    size_t logit_rows;                                     /* [logits_max]: consumer rows */
     size_t ent_row[3], ent_seq[3], ent_idx[3], ent_pos[3]; /* by ratio 1, 2 */
-    size_t skip;                        /* [rows_max] u8: image rows */
+    size_t skip;                                           /* [rows_max] u8: image rows */
     size_t n_bytes;
 } di_meta_layout;
 
@@ -87,9 +87,9 @@ struct di_forward {
     int64_t blocks_stride;
     /* the batch that runs now */
     di_row_set set[2];
-    di_entries entries[3]; /* by ratio */
+    di_entries entries[3];       /* by ratio */
     const uint8_t *skip_rows[2]; /* device, or NULL when no row is an image's; per set */
-    bool compact;          /* set 1 has fewer rows than set 0 */
+    bool compact;                /* set 1 has fewer rows than set 0 */
     int32_t n_logits;
     const int32_t *pair_store_from;
     uint8_t *pages, *slots;
@@ -109,13 +109,14 @@ struct di_forward {
 #define DI_TRY(expr)                                                                                                   \
     do {                                                                                                               \
         di_status st_ = (expr);                                                                                        \
-        if (st_) return st_;                                                                                           \
+        if (st_)                                                                                                       \
+            return st_;                                                                                                \
     } while (0)
 
 /* ---- workspace.c ---- */
 /* Cuts a workspace for these sizes at `base` (NULL: only counts) and returns its bytes. */
-size_t di_workspace_cut(di_workspace *ws, di_meta_layout *ml, uint8_t *base, const di_config *c, const di_layout *layout,
-                        di_numerics numerics, const di_model_options *opt);
+size_t di_workspace_cut(di_workspace *ws, di_meta_layout *ml, uint8_t *base, const di_config *c,
+                        const di_layout *layout, di_numerics numerics, const di_model_options *opt);
 void di_workspace_limits(di_limits *out, const di_config *c, const di_model_options *opt);
 /* Rows that a workspace holds: rows_max, or the rows of a drafting round when that is more. */
 int64_t di_workspace_rows(const di_config *c, const di_model_options *opt);
@@ -133,7 +134,8 @@ static inline di_dtype di_act_dtype(const di_forward *fw) {
 /* A block of activations of the forward's type. */
 di_act di_act_of(const di_forward *fw, void *data, int64_t n_rows, int64_t n_cols);
 di_act di_act_f32(float *data, int64_t n_rows, int64_t n_cols);
-/* The form in which x enters a quantised product: QA codes in (codes, scales) in faithful numerics, x itself in exact. */
+/* The form in which x enters a quantised product: QA codes in (codes, scales) in faithful numerics, x itself in exact.
+ */
 di_status di_act_quant(di_forward *fw, di_act x, uint8_t *codes, uint8_t *scales, di_act *out);
 di_status di_linear(di_forward *fw, di_act x, const di_mat *w, di_act out);
 di_status di_norm(di_forward *fw, di_act x, const uint16_t *weight, di_act out);
@@ -142,7 +144,8 @@ di_status di_refused(const di_forward *fw, di_status st);
 /* Trunk of the batch's token ids, and the one-hot mix that the first sub-layer reads. */
 di_status di_forward_start(di_forward *fw, di_act trunk, float **pre);
 /* Shows a tensor to the tap, if there is one. */
-di_status di_show(di_forward *fw, const char *layer, const char *name, di_dtype dtype, int64_t n_rows, int64_t n_cols, void *data);
+di_status di_show(di_forward *fw, const char *layer, const char *name, di_dtype dtype, int64_t n_rows, int64_t n_cols,
+                  void *data);
 /* "layers.3" or "mtp.0" */
 void di_layer_name(const di_forward *fw, int32_t layer, char out[24]);
 

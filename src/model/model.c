@@ -1,6 +1,7 @@
 /* Loading: from a config and a checkpoint to a model that can run, and the memory that it will take.
  *
- * Weights are bound as views; what is made here is small: Engram constants, RoPE frequencies, the token-to-class map. */
+ * Weights are bound as views; what is made here is small: Engram constants, RoPE frequencies, the token-to-class map.
+ */
 #include "forward_internal.h"
 
 static di_status to_device(di_model *mo, const void *src, size_t n_bytes, void **out, di_error *err) {
@@ -12,28 +13,37 @@ static di_status to_device(di_model *mo, const void *src, size_t n_bytes, void *
 static di_status load_engram(di_model *mo, int32_t e, di_error *err) {
     const di_config *c = &mo->config;
     const di_block_weights *w = &mo->weights.blocks[c->engram_layers[e]];
-    size_t cols = (size_t)(c->engram_ngram - 1) * (size_t)c->engram_heads, n_qk = (size_t)c->hc_mult * (size_t)c->hidden;
+    size_t cols = (size_t)(c->engram_ngram - 1) * (size_t)c->engram_heads,
+           n_qk = (size_t)c->hc_mult * (size_t)c->hidden;
     di_engram_consts *out = &mo->engram[e];
     int64_t *mult = di_arena_calloc(&mo->arena, (size_t)c->engram_ngram, 8);
     int64_t *primes = di_arena_calloc(&mo->arena, cols, 8), *offsets = di_arena_calloc(&mo->arena, cols, 8);
     float *qk = di_arena_calloc(&mo->arena, n_qk, 4);
-    if (!mult || !primes || !offsets || !qk) return di_fail(err, DI_ERR_MEMORY, "Engram constants of layer %d", c->engram_layers[e]);
+    if (!mult || !primes || !offsets || !qk)
+        return di_fail(err, DI_ERR_MEMORY, "Engram constants of layer %d", c->engram_layers[e]);
     di_status st = di_config_engram(c, e, mult, primes, offsets, err);
-    if (st) return st;
-    for (size_t i = 0; i < n_qk; i++) qk[i] = di_bf16_to_f32(w->eg_q[i]) * di_bf16_to_f32(w->eg_k[i]);
-    if ((st = to_device(mo, mult, (size_t)c->engram_ngram * 8, (void **)&out->mult, err))) return st;
-    if ((st = to_device(mo, primes, cols * 8, (void **)&out->primes, err))) return st;
-    if ((st = to_device(mo, offsets, cols * 8, (void **)&out->offsets, err))) return st;
+    if (st)
+        return st;
+    for (size_t i = 0; i < n_qk; i++)
+        qk[i] = di_bf16_to_f32(w->eg_q[i]) * di_bf16_to_f32(w->eg_k[i]);
+    if ((st = to_device(mo, mult, (size_t)c->engram_ngram * 8, (void **)&out->mult, err)))
+        return st;
+    if ((st = to_device(mo, primes, cols * 8, (void **)&out->primes, err)))
+        return st;
+    if ((st = to_device(mo, offsets, cols * 8, (void **)&out->offsets, err)))
+        return st;
     return to_device(mo, qk, n_qk * 4, (void **)&out->qk, err);
 }
 
 static di_status load_frequencies(di_model *mo, di_error *err) {
     size_t half = (size_t)mo->config.rope_dim / 2;
     float *freq = di_arena_calloc(&mo->arena, half, 4);
-    if (!freq) return di_fail(err, DI_ERR_MEMORY, "RoPE frequencies");
+    if (!freq)
+        return di_fail(err, DI_ERR_MEMORY, "RoPE frequencies");
     di_config_inv_freq(&mo->config, false, freq);
     di_status st = to_device(mo, freq, half * 4, (void **)&mo->freq_window, err);
-    if (st) return st;
+    if (st)
+        return st;
     di_config_inv_freq(&mo->config, true, freq);
     return to_device(mo, freq, half * 4, (void **)&mo->freq_compressed, err);
 }
@@ -41,22 +51,27 @@ static di_status load_frequencies(di_model *mo, di_error *err) {
 /* The map must give a class below engram_compressed_vocab_size to every id that the model can meet. */
 static di_status load_token_map(di_model *mo, const di_model_options *opt, di_error *err) {
     const di_config *c = &mo->config;
-    if (!c->n_engram) return DI_OK;
+    if (!c->n_engram)
+        return DI_OK;
     if (!opt->token_map) {
         if (c->engram_classes != c->vocab)
-            return di_fail(err, DI_ERR_FORMAT, "key 'engram_compressed_vocab_size': %lld, expected %d (vocab_size) where there is no tokenizer",
-                           (long long)c->engram_classes, c->vocab);
+            return di_fail(
+                err, DI_ERR_FORMAT,
+                "key 'engram_compressed_vocab_size': %lld, expected %d (vocab_size) where there is no tokenizer",
+                (long long)c->engram_classes, c->vocab);
         return DI_OK;
     }
     if (opt->n_token_map <= c->engram_pad)
-        return di_fail(err, DI_ERR_FORMAT, "token map of %lld ids, expected more than key 'engram_pad_token_id' (%d)", (long long)opt->n_token_map, c->engram_pad);
+        return di_fail(err, DI_ERR_FORMAT, "token map of %lld ids, expected more than key 'engram_pad_token_id' (%d)",
+                       (long long)opt->n_token_map, c->engram_pad);
     mo->token_map = di_arena_calloc(&mo->arena, (size_t)opt->n_token_map, 4);
-    if (!mo->token_map) return di_fail(err, DI_ERR_MEMORY, "token map of %lld ids", (long long)opt->n_token_map);
+    if (!mo->token_map)
+        return di_fail(err, DI_ERR_MEMORY, "token map of %lld ids", (long long)opt->n_token_map);
     mo->n_token_map = opt->n_token_map;
     for (int64_t i = 0; i < opt->n_token_map; i++) {
         if (opt->token_map[i] < 0 || opt->token_map[i] >= c->engram_classes)
-            return di_fail(err, DI_ERR_FORMAT, "token map: id %lld has class %d, expected 0 to %lld", (long long)i, opt->token_map[i],
-                           (long long)c->engram_classes - 1);
+            return di_fail(err, DI_ERR_FORMAT, "token map: id %lld has class %d, expected 0 to %lld", (long long)i,
+                           opt->token_map[i], (long long)c->engram_classes - 1);
         mo->token_map[i] = opt->token_map[i];
     }
     return DI_OK;
@@ -67,31 +82,43 @@ static di_status create(di_model *mo, const di_checkpoint *ckpt, const di_model_
     di_device_info info;
     di_limits limits;
     di_status st;
-    if (opt->rows_max < 1 || opt->seqs_max < 1 || opt->logits_max < 1 || opt->tokens_max < 1 || opt->tokens_max > INT32_MAX / 2)
-        return di_fail(err, DI_ERR_RANGE, "model limits of %lld rows, %d sequences, %lld rows of logits, %lld positions, expected 1 or more of each",
-                       (long long)opt->rows_max, opt->seqs_max, (long long)opt->logits_max, (long long)opt->tokens_max);
+    if (opt->rows_max < 1 || opt->seqs_max < 1 || opt->logits_max < 1 || opt->tokens_max < 1 ||
+        opt->tokens_max > INT32_MAX / 2)
+        return di_fail(
+            err, DI_ERR_RANGE,
+            "model limits of %lld rows, %d sequences, %lld rows of logits, %lld positions, expected 1 or more of each",
+            (long long)opt->rows_max, opt->seqs_max, (long long)opt->logits_max, (long long)opt->tokens_max);
     if (opt->logits_max > opt->rows_max)
-        return di_fail(err, DI_ERR_RANGE, "model limits: logits of %lld rows, forwards have %lld", (long long)opt->logits_max, (long long)opt->rows_max);
-    if ((st = mo->backend.device->info(mo->device, &info, err))) return st;
+        return di_fail(err, DI_ERR_RANGE, "model limits: logits of %lld rows, forwards have %lld",
+                       (long long)opt->logits_max, (long long)opt->rows_max);
+    if ((st = mo->backend.device->info(mo->device, &info, err)))
+        return st;
     if (!info.weights_by_mapping)
         return di_fail(err, DI_ERR_UNSUPPORTED, "backend '%s' can't read weights in place", mo->backend.ops->name);
-    if ((st = di_weights_bind(&mo->weights, c, ckpt, mo->with_draft, &mo->arena, err))) return st;
+    if ((st = di_weights_bind(&mo->weights, c, ckpt, mo->with_draft, &mo->arena, err)))
+        return st;
     di_layout_init(&mo->layout, c, mo->numerics, mo->with_draft);
     di_workspace_limits(&limits, c, opt);
-    if ((st = mo->backend.device->reserve(mo->device, &limits, err))) return st;
+    if ((st = mo->backend.device->reserve(mo->device, &limits, err)))
+        return st;
     if (c->n_engram) {
         mo->engram = di_arena_calloc(&mo->arena, (size_t)c->n_engram, sizeof *mo->engram);
-        if (!mo->engram) return di_fail(err, DI_ERR_MEMORY, "Engram constants");
+        if (!mo->engram)
+            return di_fail(err, DI_ERR_MEMORY, "Engram constants");
         for (int32_t e = 0; e < c->n_engram; e++)
-            if ((st = load_engram(mo, e, err))) return st;
+            if ((st = load_engram(mo, e, err)))
+                return st;
     }
-    if ((st = load_frequencies(mo, err))) return st;
+    if ((st = load_frequencies(mo, err)))
+        return st;
     return load_token_map(mo, opt, err);
 }
 
-di_status di_model_create(di_model **out, const di_config *config, const di_checkpoint *ckpt, const di_model_options *opt, di_error *err) {
+di_status di_model_create(di_model **out, const di_config *config, const di_checkpoint *ckpt,
+                          const di_model_options *opt, di_error *err) {
     di_model *mo = calloc(1, sizeof *mo);
-    if (!mo) return di_fail(err, DI_ERR_MEMORY, "model");
+    if (!mo)
+        return di_fail(err, DI_ERR_MEMORY, "model");
     mo->config = *config;
     mo->backend = *opt->backend;
     mo->device = opt->device;
@@ -110,7 +137,8 @@ di_status di_model_create(di_model **out, const di_config *config, const di_chec
 }
 
 void di_model_destroy(di_model *mo) {
-    if (!mo) return;
+    if (!mo)
+        return;
     void (*release)(di_device *, void *) = mo->backend.device->free;
     for (int32_t e = 0; mo->engram && e < mo->config.n_engram; e++) {
         release(mo->device, mo->engram[e].mult);
@@ -124,11 +152,14 @@ void di_model_destroy(di_model *mo) {
     free(mo);
 }
 
-const di_config *di_model_config(const di_model *mo) { return &mo->config; }
+const di_config *di_model_config(const di_model *mo) {
+    return &mo->config;
+}
 
 static di_status add_bytes(void *user, const di_tensor_spec *spec) {
     size_t n = 1;
-    for (int32_t i = 0; i < spec->n_dims; i++) n *= (size_t)spec->shape[i];
+    for (int32_t i = 0; i < spec->n_dims; i++)
+        n *= (size_t)spec->shape[i];
     *(size_t *)user += di_dtype_bytes(spec->dtype, n);
     return DI_OK;
 }
@@ -144,7 +175,8 @@ void di_model_plan(const di_config *config, const di_model_options *opt, di_memo
     di_layout_init(&layout, config, o.numerics, o.with_draft);
     out->page_bytes = layout.page_bytes;
     out->slot_bytes = layout.slot_bytes;
-    out->workspace_bytes = di_workspace_cut(&ws, &ml, NULL, config, &layout, o.numerics, &o) + ml.n_bytes; /* host copy of the metadata */
+    out->workspace_bytes =
+        di_workspace_cut(&ws, &ml, NULL, config, &layout, o.numerics, &o) + ml.n_bytes; /* host copy of the metadata */
     if (o.backend && o.device) {
         di_workspace_limits(&limits, config, &o);
         out->scratch_bytes = o.backend->device->scratch_bytes(o.device, &limits);
@@ -160,16 +192,20 @@ di_status di_forward_create(di_forward **out, di_model *model, di_error *err) {
                               .logits_max = model->logits_max,
                               .with_draft = model->with_draft};
     di_forward *fw = calloc(1, sizeof *fw);
-    if (!fw) return di_fail(err, DI_ERR_MEMORY, "forward");
+    if (!fw)
+        return di_fail(err, DI_ERR_MEMORY, "forward");
     di_status st;
     fw->model = model;
     fw->blocks_stride = DI_CEIL_DIV(model->tokens_max, (int64_t)DI_PAGE_TOKENS);
     size_t n_bytes = di_workspace_cut(&fw->ws, &fw->ml, NULL, &model->config, &model->layout, model->numerics, &sizes);
-    if ((st = dev->stream_create(model->device, &fw->stream, err))) goto out;
-    if ((st = dev->alloc(model->device, n_bytes, &fw->memory, err))) goto out;
+    if ((st = dev->stream_create(model->device, &fw->stream, err)))
+        goto out;
+    if ((st = dev->alloc(model->device, n_bytes, &fw->memory, err)))
+        goto out;
     di_workspace_cut(&fw->ws, &fw->ml, fw->memory, &model->config, &model->layout, model->numerics, &sizes);
     fw->meta = calloc(1, fw->ml.n_bytes);
-    if (!fw->meta) st = di_fail(err, DI_ERR_MEMORY, "metadata of a forward: %zu bytes", fw->ml.n_bytes);
+    if (!fw->meta)
+        st = di_fail(err, DI_ERR_MEMORY, "metadata of a forward: %zu bytes", fw->ml.n_bytes);
 out:
     if (st)
         di_forward_destroy(fw);
@@ -179,11 +215,13 @@ out:
 }
 
 void di_forward_destroy(di_forward *fw) {
-    if (!fw) return;
+    if (!fw)
+        return;
     const di_device_ops *dev = fw->model->backend.device;
     dev->free(fw->model->device, fw->memory);
     dev->free(fw->model->device, fw->tap_scores);
-    if (fw->stream) dev->stream_destroy(fw->stream);
+    if (fw->stream)
+        dev->stream_destroy(fw->stream);
     free(fw->meta);
     free(fw->tap_host);
     free(fw);

@@ -1,8 +1,8 @@
 /* The model: one forward pass of DeepSeek-V4.1-Flash over a ragged batch, on paged caches and state slots.
  *
  * Owns: config.json, the checkpoint's files and tensors (stored or made up), the weight map, the layout of KV pages and
- * state slots, the forward pass and the draft module's forward. Has no notion of a request or of text: sequences are token
- * arrays, block tables and slot numbers that the caller keeps. Arithmetic is the backend's.
+ * state slots, the forward pass and the draft module's forward. Has no notion of a request or of text: sequences are
+ * token arrays, block tables and slot numbers that the caller keeps. Arithmetic is the backend's.
  *
  * Threads: a di_model is read-only once loaded; one di_forward (workspace) per thread that runs steps. */
 #ifndef DI_MODEL_H
@@ -10,13 +10,16 @@
 
 #include "backend/backend.h"
 
-/* ---- configuration (model.md 1) ----------------------------------------------------------------------------------- */
+/* ---- configuration (model.md 1) -----------------------------------------------------------------------------------
+ */
 
-#define DI_LAYERS_MAX 256 /* backbone + draft layers */
-#define DI_SOURCES_MAX 64 /* of any list of layer ids */
+#define DI_LAYERS_MAX 256     /* backbone + draft layers */
+#define DI_SOURCES_MAX 64     /* of any list of layer ids */
+#define DI_HC_MULT_MAX 8      /* what the operations take, of streams ... */
+#define DI_EXPERTS_TOK_MAX 64 /* ... and of experts a row */
 #define DI_PAGE_TOKENS 128
-#define DI_BACKTRACK 6 /* positions by which a sequence may step back: drafts + 1, at least 6 */
-#define DI_ENGRAM_NGRAM_MAX 8      /* multipliers of an Engram layer, at most */
+#define DI_BACKTRACK 6            /* positions by which a sequence may step back: drafts + 1, at least 6 */
+#define DI_ENGRAM_NGRAM_MAX 8     /* multipliers of an Engram layer, at most */
 #define DI_ENGRAM_COLUMNS_MAX 448 /* (Ng-1)*He, at most */
 
 typedef struct di_config {
@@ -53,7 +56,7 @@ typedef struct di_config {
     int32_t n_engram, engram_layers[DI_SOURCES_MAX];
     int64_t engram_rows[DI_SOURCES_MAX]; /* engram_num_embeddings */
     int32_t engram_ngram, engram_heads, engram_dim, engram_pad;
-    int64_t engram_vocab, engram_classes; /* engram_vocab_size, engram_compressed_vocab_size */
+    int64_t engram_vocab, engram_classes;                /* engram_vocab_size, engram_compressed_vocab_size */
     int32_t n_draft_layers, draft_block, draft_noise_id; /* num_nextn_predict_layers, dspark_block_size, ... */
     int32_t n_draft_targets, draft_targets[DI_SOURCES_MAX];
     int32_t draft_rank, draft_experts, draft_experts_tok;
@@ -63,27 +66,33 @@ typedef struct di_config {
     int32_t kv_source[DI_LAYERS_MAX], index_source[DI_LAYERS_MAX], index_k_source[DI_LAYERS_MAX]; /* -1 where r = 0 */
 } di_config;
 
-/* Reads and checks `dir`/config.json: every key of model.md 1; an error names the key, what was found and what is expected
- * (DI_ERR_FORMAT, DI_ERR_UNSUPPORTED, DI_ERR_NOT_FOUND). */
+/* Reads and checks `dir`/config.json: every key of model.md 1; an error names the key, what was found and what is
+ * expected (DI_ERR_FORMAT, DI_ERR_UNSUPPORTED, DI_ERR_NOT_FOUND). */
 di_status di_config_load(di_config *out, const char *dir, di_error *err);
 di_status di_config_parse(di_config *out, const char *text, size_t len, di_error *err);
 
-static inline bool di_config_is_kv_source(const di_config *c, int32_t l) { return c->ratio[l] && c->kv_source[l] == l; }
-static inline bool di_config_is_index_source(const di_config *c, int32_t l) { return c->ratio[l] && c->index_source[l] == l; }
+static inline bool di_config_is_kv_source(const di_config *c, int32_t l) {
+    return c->ratio[l] && c->kv_source[l] == l;
+}
+static inline bool di_config_is_index_source(const di_config *c, int32_t l) {
+    return c->ratio[l] && c->index_source[l] == l;
+}
 static inline bool di_config_is_index_k_source(const di_config *c, int32_t l) {
     return c->ratio[l] && c->index_k_source[l] == l;
 }
 /* Index in engram_layers, -1 when layer l has no Engram. */
 int32_t di_config_engram_index(const di_config *c, int32_t l);
-/* The smallest replay keep that is exact: (L - P0)*(W - 1) + 1 (model.md, addition 4). */
+/* The smallest replay keep that is exact: (L - P0)*(W - 1) + 1 (model.md 3.9). */
 int64_t di_config_replay_exact(const di_config *c);
 /* RoPE frequencies [R/2] of window-only layers, or of layers with a compressed cache (YaRN). (3.4) */
 void di_config_inv_freq(const di_config *c, bool compressed, float *inv_freq);
 /* Engram constants of the e-th Engram layer: multipliers [Ng], primes and offsets [(Ng-1)*He]. (3.2.2, 3.2.3)
  * DI_ERR_FORMAT when the primes of some layer don't sum to engram_rows. */
-di_status di_config_engram(const di_config *c, int32_t e, int64_t *mult, int64_t *primes, int64_t *offsets, di_error *err);
+di_status di_config_engram(const di_config *c, int32_t e, int64_t *mult, int64_t *primes, int64_t *offsets,
+                           di_error *err);
 
-/* ---- checkpoint (model.md 2) ----------------------------------------------------------------------------------------- */
+/* ---- checkpoint (model.md 2)
+ * ----------------------------------------------------------------------------------------- */
 
 typedef struct di_checkpoint di_checkpoint;
 
@@ -115,19 +124,20 @@ typedef struct di_stored_tensor {
 } di_stored_tensor;
 
 typedef struct di_checkpoint_options {
-    bool dummy;       /* make the weights up (dummy.md) instead of reading shards */
+    bool dummy;        /* make the weights up (dummy.md) instead of reading shards */
     int n_threads;     /* that make weights up; 0 = all CPUs */
-    bool headers_only; /* check names, shapes, dtypes and offsets, but not contents (scales); made-up weights stay unmade */
+    bool headers_only; /* check names, shapes, dtypes and offsets, but not contents (scales); made-up weights stay
+                          unmade */
     /* called while contents are checked or made, with bytes done of total; may be NULL */
     void (*progress)(void *user, uint64_t done, uint64_t total);
     void *user;
 } di_checkpoint_options;
 
-/* Opens the index and maps every shard; every tensor that the config implies must be there once, with its name, dtype, shape
- * and size, before anything runs. Errors name file, tensor, found, expected. With dummy, DI_ERR_MEMORY says needed and
- * available bytes when the weights don't fit. */
-di_status di_checkpoint_open(di_checkpoint **out, const char *dir, const di_config *config, const di_checkpoint_options *opt,
-                             di_error *err);
+/* Opens the index and maps every shard; every tensor that the config implies must be there once, with its name, dtype,
+ * shape and size, before anything runs. Errors name file, tensor, found, expected. With dummy, DI_ERR_MEMORY says
+ * needed and available bytes when the weights don't fit. */
+di_status di_checkpoint_open(di_checkpoint **out, const char *dir, const di_config *config,
+                             const di_checkpoint_options *opt, di_error *err);
 void di_checkpoint_close(di_checkpoint *ckpt);
 size_t di_checkpoint_count(const di_checkpoint *ckpt);
 const di_stored_tensor *di_checkpoint_at(const di_checkpoint *ckpt, size_t i);
@@ -136,7 +146,8 @@ size_t di_checkpoint_shards(const di_checkpoint *ckpt);
 uint64_t di_checkpoint_bytes(const di_checkpoint *ckpt); /* payload of all tensors */
 bool di_checkpoint_is_dummy(const di_checkpoint *ckpt);
 
-/* ---- loaded model ----------------------------------------------------------------------------------------------------- */
+/* ---- loaded model
+ * ----------------------------------------------------------------------------------------------------- */
 
 typedef enum di_numerics { DI_NUMERICS_FAITHFUL, DI_NUMERICS_EXACT } di_numerics;
 typedef enum di_replay { DI_REPLAY_OFF, DI_REPLAY_MASK, DI_REPLAY_COMPACT } di_replay;
@@ -147,11 +158,11 @@ typedef struct di_model_options {
     const di_backend *backend; /* borrowed until close */
     di_device *device;         /* borrowed until close */
     di_numerics numerics;
-    int64_t rows_max;    /* rows of one forward */
-    int32_t seqs_max;    /* sequences of one forward */
-    int64_t tokens_max;  /* positions of one sequence, tables included */
-    int64_t logits_max;  /* rows of one forward that need logits */
-    bool with_draft;     /* load and run the draft module */
+    int64_t rows_max;         /* rows of one forward */
+    int32_t seqs_max;         /* sequences of one forward */
+    int64_t tokens_max;       /* positions of one sequence, tables included */
+    int64_t logits_max;       /* rows of one forward that need logits */
+    bool with_draft;          /* load and run the draft module */
     const int32_t *token_map; /* [n_token_map] token id to Engram class (tokenizer.md 8); copied; NULL: map[id] = id */
     int64_t n_token_map;
 } di_model_options;
@@ -165,7 +176,8 @@ const di_config *di_model_config(const di_model *model);
 typedef struct di_memory_plan {
     size_t page_bytes, slot_bytes, workspace_bytes, scratch_bytes, weight_bytes;
 } di_memory_plan;
-/* The plan of a model that is not loaded yet: config, options (backend and device may be NULL: no scratch), no checkpoint. */
+/* The plan of a model that is not loaded yet: config, options (backend and device may be NULL: no scratch), no
+ * checkpoint. */
 void di_model_plan(const di_config *config, const di_model_options *opt, di_memory_plan *out);
 
 /* One sequence's rows of a forward. */
@@ -177,13 +189,13 @@ typedef struct di_seq_rows {
     int32_t slot;
     const int32_t *blocks; /* block table; covers pos0 + n_rows tokens */
     int32_t n_blocks;
-    int64_t rect;          /* first position that the consumer layers keep; 0 = all (3.9) */
-    int64_t valid_start;   /* window keys before it don't exist; usually 0 (5.5) */
+    int64_t rect;            /* first position that the consumer layers keep; 0 = all (3.9) */
+    int64_t valid_start;     /* window keys before it don't exist; usually 0 (5.5) */
     const uint8_t *is_image; /* per position from 0, or NULL: no images */
 } di_seq_rows;
 
-/* Where a forward shows its intermediate tensors (tests and debugging). `data` may be written: what follows then uses the
- * new values. dtype of data: DI_F32, DI_BF16, DI_I32, DI_U8 or DI_I64; shape [n_rows, n_cols]. */
+/* Where a forward shows its intermediate tensors (tests and debugging). `data` may be written: what follows then uses
+ * the new values. dtype of data: DI_F32, DI_BF16, DI_I32, DI_U8 or DI_I64; shape [n_rows, n_cols]. */
 typedef void (*di_tap_fn)(void *user, const char *name, di_dtype dtype, int64_t n_rows, int64_t n_cols, void *data);
 
 typedef struct di_batch {
@@ -203,8 +215,8 @@ void di_forward_destroy(di_forward *fw);
  * *logits: device memory [sum of n_logits, V] fp32, valid until the next call. Bad arguments: DI_ERR_RANGE. */
 di_status di_forward_run(di_forward *fw, const di_batch *batch, float **logits, di_error *err);
 
-/* One drafting round (dspark.md 4.4) for sequences whose last certain row is at position `last` (its main keys are in the
- * rings) and whose next token `token` is sampled but not run. */
+/* One drafting round (dspark.md 4.4) for sequences whose last certain row is at position `last` (its main keys are in
+ * the rings) and whose next token `token` is sampled but not run. */
 typedef struct di_draft_seq {
     int32_t token;
     int64_t last;
@@ -214,8 +226,8 @@ typedef struct di_draft_seq {
 /* Runs the draft blocks with n_rows rows a sequence (dspark_block_size by default). */
 di_status di_draft_begin(di_forward *fw, const di_draft_seq *seqs, int32_t n_seqs, int32_t n_rows, uint8_t *slots,
                          di_tap_fn tap, void *tap_user, di_error *err);
-/* Row i of the Markov chain: from the token before (prev [n_seqs]), logits [n_seqs, V] fp32 and confidences [n_seqs], device
- * memory valid until the next call. i rises from 0. */
+/* Row i of the Markov chain: from the token before (prev [n_seqs]), logits [n_seqs, V] fp32 and confidences [n_seqs],
+ * device memory valid until the next call. i rises from 0. */
 di_status di_draft_next(di_forward *fw, int32_t i, const int32_t *prev, float **logits, float **conf, di_error *err);
 
 #endif

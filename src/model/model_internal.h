@@ -6,8 +6,8 @@
 
 /* ---- the tensors that a config implies (tensors.c) ---- */
 
-/* Calls fn for every tensor of model.md section 2 (stored names without "model."), in a fixed order. fn returns a status;
- * the first that is not DI_OK stops and is returned. */
+/* Calls fn for every tensor of model.md section 2 (stored names without "model."), in a fixed order. fn returns a
+ * status; the first that is not DI_OK stops and is returned. */
 typedef struct di_tensor_spec {
     char name[112];
     di_dtype dtype;
@@ -22,10 +22,10 @@ di_status di_tensors_each(const di_config *config, di_tensor_spec_fn fn, void *u
 
 /* Bytes [first, first + n) of tensor `spec` (dummy.md). Pure function of config, seed and name. */
 void di_dummy_fill(const di_config *config, const di_tensor_spec *spec, size_t first, size_t n, uint8_t *out);
-/* Makes all tensors in one anonymous mapping of *map_bytes and sets their data pointers; shape, dtype, name and size are set
- * by the caller. DI_ERR_MEMORY when less is available than needed. */
-di_status di_dummy_make(const di_config *config, di_stored_tensor *tensors, size_t n_tensors, const di_checkpoint_options *opt,
-                        void **map, size_t *map_bytes, di_error *err);
+/* Makes all tensors in one anonymous mapping of *map_bytes and sets their data pointers; shape, dtype, name and size
+ * are set by the caller. DI_ERR_MEMORY when less is available than needed. */
+di_status di_dummy_make(const di_config *config, di_stored_tensor *tensors, size_t n_tensors,
+                        const di_checkpoint_options *opt, void **map, size_t *map_bytes, di_error *err);
 
 /* ---- weight map (weights.c) ---- */
 
@@ -71,8 +71,8 @@ typedef struct di_weights {
 
 /* Fills the map with views into ckpt; memory of its own arrays comes from arena. with_draft false leaves the draft part
  * zeroed. */
-di_status di_weights_bind(di_weights *out, const di_config *config, const di_checkpoint *ckpt, bool with_draft, di_arena *arena,
-                          di_error *err);
+di_status di_weights_bind(di_weights *out, const di_config *config, const di_checkpoint *ckpt, bool with_draft,
+                          di_arena *arena, di_error *err);
 
 /* ---- cache layout (layout.c) ---- */
 

@@ -1,10 +1,13 @@
 /* From a ragged batch to the arrays that the operations read: rows, windows, entries that close, n-gram windows.
  *
- * Everything is filled on the host in one block and sent in one copy. Two row sets exist: set 0 has every row and serves the
- * producer layers, set 1 serves the consumer layers, whose windows bounded replay clips and whose rows it may drop (3.9). */
+ * Everything is filled on the host in one block and sent in one copy. Two row sets exist: set 0 has every row and
+ * serves the producer layers, set 1 serves the consumer layers, whose windows bounded replay clips and whose rows it
+ * may drop (3.9). */
 #include "forward_internal.h"
 
-static int32_t *meta_i32(di_forward *fw, size_t offset) { return (int32_t *)(void *)(fw->meta + offset); }
+static int32_t *meta_i32(di_forward *fw, size_t offset) {
+    return (int32_t *)(void *)(fw->meta + offset);
+}
 
 static void set_bind(di_forward *fw, int k, int32_t n_rows, int32_t n_seqs) {
     const uint8_t *d = fw->ws.meta;
@@ -35,19 +38,24 @@ static di_status check_seq(const di_forward *fw, const di_batch *batch, int32_t 
     const di_model *mo = fw->model;
     const di_seq_rows *q = &batch->seqs[s];
     if (q->n_rows < 1 || q->pos0 < 0 || q->pos0 + q->n_rows > mo->tokens_max)
-        return di_fail(fw->err, DI_ERR_RANGE, "sequence %d of the batch: %d rows from position %lld, expected 1 or more rows within %lld positions",
-                       s, q->n_rows, (long long)q->pos0, (long long)mo->tokens_max);
+        return di_fail(
+            fw->err, DI_ERR_RANGE,
+            "sequence %d of the batch: %d rows from position %lld, expected 1 or more rows within %lld positions", s,
+            q->n_rows, (long long)q->pos0, (long long)mo->tokens_max);
     if (q->n_logits < 0 || q->n_logits > q->n_rows)
-        return di_fail(fw->err, DI_ERR_RANGE, "sequence %d of the batch: logits of %d rows, it has %d", s, q->n_logits, q->n_rows);
+        return di_fail(fw->err, DI_ERR_RANGE, "sequence %d of the batch: logits of %d rows, it has %d", s, q->n_logits,
+                       q->n_rows);
     if ((int64_t)q->n_blocks * DI_PAGE_TOKENS < q->pos0 + q->n_rows || q->n_blocks > fw->blocks_stride)
-        return di_fail(fw->err, DI_ERR_RANGE, "sequence %d of the batch: %d KV blocks, expected %lld to %lld", s, q->n_blocks,
-                       (long long)DI_CEIL_DIV(q->pos0 + q->n_rows, (int64_t)DI_PAGE_TOKENS), (long long)fw->blocks_stride);
+        return di_fail(fw->err, DI_ERR_RANGE, "sequence %d of the batch: %d KV blocks, expected %lld to %lld", s,
+                       q->n_blocks, (long long)DI_CEIL_DIV(q->pos0 + q->n_rows, (int64_t)DI_PAGE_TOKENS),
+                       (long long)fw->blocks_stride);
     for (int32_t i = 0; i < q->n_rows; i++) {
         int64_t p = q->pos0 + i;
         bool image = q->is_image && q->is_image[p];
         if (!image && (q->tokens[p] < 0 || q->tokens[p] >= mo->config.vocab))
-            return di_fail(fw->err, DI_ERR_RANGE, "sequence %d of the batch: token id %d at position %lld, expected 0 to %d", s,
-                           q->tokens[p], (long long)p, mo->config.vocab - 1);
+            return di_fail(fw->err, DI_ERR_RANGE,
+                           "sequence %d of the batch: token id %d at position %lld, expected 0 to %d", s, q->tokens[p],
+                           (long long)p, mo->config.vocab - 1);
     }
     return DI_OK;
 }
@@ -56,23 +64,31 @@ static di_status check_seq(const di_forward *fw, const di_batch *batch, int32_t 
 static di_status check_replay(const di_forward *fw, const di_config *c) {
     for (int32_t l = c->first_consumer; l < c->n_layers; l++) {
         if (l > c->first_consumer && di_config_is_kv_source(c, l))
-            return di_fail(fw->err, DI_ERR_UNSUPPORTED, "bounded replay: layer %d owns compressed KV behind the first consumer layer %d", l, c->first_consumer);
+            return di_fail(fw->err, DI_ERR_UNSUPPORTED,
+                           "bounded replay: layer %d owns compressed KV behind the first consumer layer %d", l,
+                           c->first_consumer);
         if (di_config_engram_index(c, l) >= 0)
-            return di_fail(fw->err, DI_ERR_UNSUPPORTED, "bounded replay: layer %d has an Engram table, expected only layers before %d", l, c->first_consumer);
+            return di_fail(fw->err, DI_ERR_UNSUPPORTED,
+                           "bounded replay: layer %d has an Engram table, expected only layers before %d", l,
+                           c->first_consumer);
     }
     return DI_OK;
 }
 
 /* Class of the token at position p, -1 for a position of an image span or an id that has no class. */
 static int32_t class_at(const di_model *mo, const di_seq_rows *q, int64_t p) {
-    if (q->is_image && q->is_image[p]) return -1;
+    if (q->is_image && q->is_image[p])
+        return -1;
     int32_t t = q->tokens[p];
-    if (t < 0) return -1;
-    if (!mo->token_map) return t < mo->config.engram_classes ? t : -1;
+    if (t < 0)
+        return -1;
+    if (!mo->token_map)
+        return t < mo->config.engram_classes ? t : -1;
     return t < mo->n_token_map ? mo->token_map[t] : -1;
 }
 
-/* grams [Ng]: classes of this token and the ones before it; from the sequence's start or an image on, the pad class (3.2.4). */
+/* grams [Ng]: classes of this token and the ones before it; from the sequence's start or an image on, the pad class
+ * (3.2.4). */
 static void fill_grams(const di_model *mo, const di_seq_rows *q, int64_t p, int32_t *grams) {
     const di_config *c = &mo->config;
     int32_t pad = mo->token_map ? mo->token_map[c->engram_pad] : c->engram_pad;
@@ -85,7 +101,8 @@ static void fill_grams(const di_model *mo, const di_seq_rows *q, int64_t p, int3
 }
 
 /* Fills row set k for one sequence: rows from position `first` on. */
-static void fill_set(di_forward *fw, int k, int32_t s, const di_seq_rows *q, int64_t first, int64_t rect, int64_t store_lo, int32_t *row) {
+static void fill_set(di_forward *fw, int k, int32_t s, const di_seq_rows *q, int64_t first, int64_t rect,
+                     int64_t store_lo, int32_t *row) {
     const di_meta_layout *m = &fw->ml;
     int32_t w = fw->model->config.window;
     int64_t end = q->pos0 + q->n_rows;
@@ -109,7 +126,8 @@ static void fill_entries(di_forward *fw, int32_t s, const di_seq_rows *q, int32_
     for (int r = 1; r <= 2; r++) {
         for (int32_t i = 0; i < q->n_rows; i++) {
             int64_t p = q->pos0 + i;
-            if ((p + 1) % r) continue;
+            if ((p + 1) % r)
+                continue;
             int32_t at = fw->entries[r].n++;
             meta_i32(fw, m->ent_row[r])[at] = row0 + i;
             meta_i32(fw, m->ent_seq[r])[at] = s;
@@ -131,17 +149,20 @@ di_status di_forward_prepare(di_forward *fw, const di_batch *batch) {
     int64_t n_rows = 0, n_logits = 0;
     if (batch->n_seqs < 1 || batch->n_seqs > mo->seqs_max)
         return di_fail(fw->err, DI_ERR_RANGE, "batch of %d sequences, expected 1 to %d", batch->n_seqs, mo->seqs_max);
-    if (batch->replay != DI_REPLAY_OFF && (st = check_replay(fw, c))) return st;
+    if (batch->replay != DI_REPLAY_OFF && (st = check_replay(fw, c)))
+        return st;
     bool image = false;
     for (int32_t s = 0; s < batch->n_seqs; s++) {
-        if ((st = check_seq(fw, batch, s))) return st;
+        if ((st = check_seq(fw, batch, s)))
+            return st;
         n_rows += batch->seqs[s].n_rows;
         n_logits += batch->seqs[s].n_logits;
         image = image || batch->seqs[s].is_image;
     }
     if (n_rows > mo->rows_max || n_logits > mo->logits_max)
-        return di_fail(fw->err, DI_ERR_RANGE, "batch of %lld rows and %lld rows of logits, expected at most %lld and %lld",
-                       (long long)n_rows, (long long)n_logits, (long long)mo->rows_max, (long long)mo->logits_max);
+        return di_fail(fw->err, DI_ERR_RANGE,
+                       "batch of %lld rows and %lld rows of logits, expected at most %lld and %lld", (long long)n_rows,
+                       (long long)n_logits, (long long)mo->rows_max, (long long)mo->logits_max);
 
     for (int r = 1; r <= 2; r++) {
         const uint8_t *d = fw->ws.meta;
@@ -155,19 +176,24 @@ di_status di_forward_prepare(di_forward *fw, const di_batch *batch) {
         const di_seq_rows *q = &batch->seqs[s];
         int32_t row0 = row[0], kept0 = row[1];
         int64_t rect = batch->replay == DI_REPLAY_OFF ? 0 : q->rect, clip = 0;
-        if (batch->replay == DI_REPLAY_COMPACT) clip = DI_MIN(DI_MAX(rect - q->pos0, (int64_t)0), (int64_t)q->n_rows - 1);
+        if (batch->replay == DI_REPLAY_COMPACT)
+            clip = DI_MIN(DI_MAX(rect - q->pos0, (int64_t)0), (int64_t)q->n_rows - 1);
         if (q->n_logits > q->n_rows - clip)
-            return di_fail(fw->err, DI_ERR_RANGE, "sequence %d of the batch: logits of %d rows, compact replay keeps %lld", s,
-                           q->n_logits, (long long)(q->n_rows - clip));
+            return di_fail(fw->err, DI_ERR_RANGE,
+                           "sequence %d of the batch: logits of %d rows, compact replay keeps %lld", s, q->n_logits,
+                           (long long)(q->n_rows - clip));
         fill_set(fw, 0, s, q, q->pos0, 0, q->pos0, &row[0]);
         fill_set(fw, 1, s, q, q->pos0 + clip, rect, DI_MAX(rect, q->pos0 + clip), &row[1]);
-        for (int32_t i = kept0; i < row[1]; i++) meta_i32(fw, m->keep)[i] = row0 + (int32_t)clip + (i - kept0);
-        for (int32_t i = row[1] - q->n_logits; i < row[1]; i++) meta_i32(fw, m->logit_rows)[li++] = i;
+        for (int32_t i = kept0; i < row[1]; i++)
+            meta_i32(fw, m->keep)[i] = row0 + (int32_t)clip + (i - kept0);
+        for (int32_t i = row[1] - q->n_logits; i < row[1]; i++)
+            meta_i32(fw, m->logit_rows)[li++] = i;
         memcpy(meta_i32(fw, m->blocks) + (int64_t)s * fw->blocks_stride, q->blocks, (size_t)q->n_blocks * 4);
         meta_i32(fw, m->pair_store_from)[s] = (int32_t)DI_MAX(q->pos0, q->pos0 + q->n_rows - mo->layout.pair_ring_len);
         for (int32_t i = 0; i < q->n_rows; i++) {
             meta_i32(fw, m->ids)[row0 + i] = q->tokens[q->pos0 + i];
-            if (c->n_engram) fill_grams(mo, q, q->pos0 + i, meta_i32(fw, m->grams) + (int64_t)(row0 + i) * c->engram_ngram);
+            if (c->n_engram)
+                fill_grams(mo, q, q->pos0 + i, meta_i32(fw, m->grams) + (int64_t)(row0 + i) * c->engram_ngram);
         }
         fill_entries(fw, s, q, row0);
     }
@@ -175,7 +201,8 @@ di_status di_forward_prepare(di_forward *fw, const di_batch *batch) {
     set_bind(fw, 1, row[1], batch->n_seqs);
     fw->compact = row[1] < row[0];
     fw->n_logits = li;
-    for (int k = 0; k < 2; k++) fw->skip_rows[k] = image ? fw->ws.meta + m->skip + (size_t)k * (size_t)mo->rows_max : NULL;
+    for (int k = 0; k < 2; k++)
+        fw->skip_rows[k] = image ? fw->ws.meta + m->skip + (size_t)k * (size_t)mo->rows_max : NULL;
     fw->pair_store_from = (const int32_t *)(const void *)(fw->ws.meta + m->pair_store_from);
     return send(fw);
 }
@@ -185,12 +212,14 @@ di_status di_draft_prepare(di_forward *fw, const di_draft_seq *seqs, int32_t n_s
     const di_config *c = &mo->config;
     const di_meta_layout *m = &fw->ml;
     if (n_seqs < 1 || n_seqs > mo->seqs_max || n_rows < 1 || n_rows > c->draft_block)
-        return di_fail(fw->err, DI_ERR_RANGE, "drafting round of %d sequences and %d rows, expected 1 to %d and 1 to %d", n_seqs,
-                       n_rows, mo->seqs_max, c->draft_block);
+        return di_fail(fw->err, DI_ERR_RANGE,
+                       "drafting round of %d sequences and %d rows, expected 1 to %d and 1 to %d", n_seqs, n_rows,
+                       mo->seqs_max, c->draft_block);
     for (int32_t s = 0; s < n_seqs; s++) {
         int64_t a = seqs[s].last;
         if (seqs[s].token < 0 || seqs[s].token >= c->vocab || a < 0 || a + n_rows >= mo->tokens_max)
-            return di_fail(fw->err, DI_ERR_RANGE, "draft %d: token id %d after position %lld, expected an id below %d within %lld positions",
+            return di_fail(fw->err, DI_ERR_RANGE,
+                           "draft %d: token id %d after position %lld, expected an id below %d within %lld positions",
                            s, seqs[s].token, (long long)a, c->vocab, (long long)mo->tokens_max);
         meta_i32(fw, m->set[0].row0)[s] = s * n_rows;
         meta_i32(fw, m->set[0].n)[s] = n_rows;

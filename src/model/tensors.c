@@ -1,4 +1,4 @@
-/* The tensors that a config implies: names, dtypes and shapes of model.md 2 and vision.md 6.1, in a fixed order.
+/* The tensors that a config implies: names, dtypes and shapes of model.md 2 and 6.1, in a fixed order.
  *
  * One walk serves the checkpoint's checks, made-up weights and `info`: whoever wants the list passes a callback. */
 #include "model_internal.h"

@@ -1,7 +1,8 @@
 /* The workspace of a forward: every buffer that the blocks write, cut from one allocation.
  *
- * One function walks the buffers in order; with a NULL base it only counts, so that the memory plan and the allocation can't
- * disagree. Buffers are per row; they live for the whole forward, none is shared, so that a tap sees what the block made. */
+ * One function walks the buffers in order; with a NULL base it only counts, so that the memory plan and the allocation
+ * can't disagree. Buffers are per row; they live for the whole forward, none is shared, so that a tap sees what the
+ * block made. */
 #include "forward_internal.h"
 
 typedef struct cursor {
@@ -26,7 +27,8 @@ int64_t di_workspace_rows(const di_config *c, const di_model_options *opt) {
     return DI_MAX(opt->rows_max, draft);
 }
 
-static void cut_meta(di_meta_layout *m, const di_config *c, int64_t n, int64_t s, int64_t blocks_stride, int64_t n_logits) {
+static void cut_meta(di_meta_layout *m, const di_config *c, int64_t n, int64_t s, int64_t blocks_stride,
+                     int64_t n_logits) {
     size_t used = 0;
     for (int k = 0; k < 2; k++) {
         m->set[k].pos = take_meta(&used, n, 4);
@@ -55,8 +57,8 @@ static void cut_meta(di_meta_layout *m, const di_config *c, int64_t n, int64_t s
     m->n_bytes = used;
 }
 
-size_t di_workspace_cut(di_workspace *ws, di_meta_layout *ml, uint8_t *base, const di_config *c, const di_layout *layout,
-                        di_numerics numerics, const di_model_options *opt) {
+size_t di_workspace_cut(di_workspace *ws, di_meta_layout *ml, uint8_t *base, const di_config *c,
+                        const di_layout *layout, di_numerics numerics, const di_model_options *opt) {
     cursor at = {base, 0};
     size_t es = numerics == DI_NUMERICS_EXACT ? 4 : 2; /* bytes of an activation */
     int64_t n = di_workspace_rows(c, opt), h = c->hidden, m = c->hc_mult, half = c->rope_dim / 2;
@@ -83,7 +85,8 @@ size_t di_workspace_cut(di_workspace *ws, di_meta_layout *ml, uint8_t *base, con
     ws->x = take(&at, n * h, es);
     ws->xq = take(&at, n * h, 1);
     ws->xq_scale = take(&at, n * h / 32, 1);
-    for (int k = 0; k < 3; k++) ws->pre[k] = take(&at, n * m, 4);
+    for (int k = 0; k < 3; k++)
+        ws->pre[k] = take(&at, n * m, 4);
     ws->post = take(&at, n * m, 4);
     ws->comb = take(&at, n * m * m, 4);
 
@@ -147,15 +150,13 @@ void di_workspace_limits(di_limits *out, const di_config *c, const di_model_opti
                      h + c->draft_rank,
                      c->n_draft_targets * h,
                      c->n_engram ? (int64_t)(c->engram_ngram - 1) * c->engram_heads * c->engram_dim : 0};
-    int64_t outs[] = {(int64_t)c->n_heads * c->head_dim,
-                      (m + 1) * h,
-                      (int64_t)c->o_groups * c->o_rank,
-                      (int64_t)c->index_heads * c->index_dim,
-                      c->intermediate,
-                      (m + 2) * m,
+    int64_t outs[] = {(int64_t)c->n_heads * c->head_dim,      (m + 1) * h,     (int64_t)c->o_groups * c->o_rank,
+                      (int64_t)c->index_heads * c->index_dim, c->intermediate, (m + 2) * m,
                       DI_MAX(c->n_experts, c->draft_experts)};
-    for (size_t i = 0; i < DI_COUNT(ins); i++) out->n_in_max = DI_MAX(out->n_in_max, ins[i]);
-    for (size_t i = 0; i < DI_COUNT(outs); i++) out->n_out_max = DI_MAX(out->n_out_max, outs[i]);
+    for (size_t i = 0; i < DI_COUNT(ins); i++)
+        out->n_in_max = DI_MAX(out->n_in_max, ins[i]);
+    for (size_t i = 0; i < DI_COUNT(outs); i++)
+        out->n_out_max = DI_MAX(out->n_out_max, outs[i]);
     out->rows_max = di_workspace_rows(c, opt);
     out->entries_max = opt->tokens_max;
     out->keys_max = c->window + DI_MAX(c->index_topk, c->draft_block);

@@ -1,8 +1,9 @@
 /* The forward pass against golden tensors of the tiny model, made by the PyTorch program in tools/oracle.
  *
- * Exact numerics: every intermediate tensor, logits within 1e-4 of their standard deviation, greedy text of all prompts,
- * drafts, bounded replay. Faithful numerics: each stage fed with its golden inputs within 1e-2, and end to end within 1.5
- * times the distance between the two modes. Then the invariants: chunking, batches, threads and replay modes, bit for bit. */
+ * Exact numerics: every intermediate tensor, logits within 1e-4 of their standard deviation, greedy text of all
+ * prompts, drafts, bounded replay. Faithful numerics: each stage fed with its golden inputs within 1e-2, and end to end
+ * within 1.5 times the distance between the two modes. Then the invariants: chunking, batches, threads and replay
+ * modes, bit for bit. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,18 +33,22 @@ static int32_t *ints(const di_json *a, int64_t *n) {
     *n = (int64_t)di_json_array_len(a);
     int32_t *v = calloc((size_t)*n + 64, sizeof *v); /* room for continuations */
     assert_non_null(v);
-    for (int64_t i = 0; i < *n; i++) v[i] = (int32_t)di_json_int(di_json_at(a, (size_t)i));
+    for (int64_t i = 0; i < *n; i++)
+        v[i] = (int32_t)di_json_int(di_json_at(a, (size_t)i));
     return v;
 }
 
 /* Reads the manifest once; it lives as long as the program. */
 static void load_manifest(void) {
-    if (man.token_map) return;
+    if (man.token_map)
+        return;
     di_strbuf text = {0};
     di_error err = {0};
     di_json *j = NULL;
-    if (di_file_read(di_test_data("tiny/manifest.json"), 1 << 24, &text, &err)) fail_msg("%s", err.message);
-    if (di_json_parse(&j, text.data, text.len, &err)) fail_msg("%s", err.message);
+    if (di_file_read(di_test_data("tiny/manifest.json"), 1 << 24, &text, &err))
+        fail_msg("%s", err.message);
+    if (di_json_parse(&j, text.data, text.len, &err))
+        fail_msg("%s", err.message);
     const di_json *prompts = di_json_get(j, "prompts"), *files = di_json_get(j, "files");
     assert_int_equal(di_json_array_len(prompts), PROMPTS);
     for (int i = 0; i < PROMPTS; i++) {
@@ -63,7 +68,8 @@ static void load_manifest(void) {
     man.n_token_map = map.n;
     man.token_map = calloc((size_t)map.n, sizeof *man.token_map);
     assert_non_null(man.token_map);
-    for (int64_t i = 0; i < map.n; i++) man.token_map[i] = (int32_t)golden_int(&map, i);
+    for (int64_t i = 0; i < map.n; i++)
+        man.token_map[i] = (int32_t)golden_int(&map, i);
     golden_close(st);
     di_json_free(j);
     di_strbuf_deinit(&text);
@@ -105,7 +111,8 @@ static void exact_stages_and_logits(void **state) {
         const float *logits = rig_prefill(&r, 0, man.prompt[p], man.n[p], 0, 0);
         golden_tensor want = golden_get(g, "logits");
         double d = golden_rms_diff(logits, &want, want.n - r.config.vocab, r.config.vocab);
-        print_message("prompt %d: %d tensors, worst stage %.2g, logits %.2g of their deviation\n", p, c.n_seen, c.worst, d / logits_std);
+        print_message("prompt %d: %d tensors, worst stage %.2g, logits %.2g of their deviation\n", p, c.n_seen, c.worst,
+                      d / logits_std);
         assert_true(c.n_seen > 100);
         assert_int_equal(c.n_wrong, 0);
         assert_true(d < 1e-4 * logits_std);
@@ -126,8 +133,10 @@ static void exact_greedy_of_all_prompts(void **state) {
         const float *logits = rig_prefill(&r, 0, t, n, 0, 0);
         for (int k = 0; k < NEW; k++) {
             t[n + k] = rig_argmax(logits, r.config.vocab);
-            if (t[n + k] != man.greedy[0][p][k]) fail_msg("prompt %d, token %d: %d, expected %d", p, k, t[n + k], man.greedy[0][p][k]);
-            if (k + 1 < NEW) logits = rig_run(&r, 0, t, n + k, 1, 1, 0);
+            if (t[n + k] != man.greedy[0][p][k])
+                fail_msg("prompt %d, token %d: %d, expected %d", p, k, t[n + k], man.greedy[0][p][k]);
+            if (k + 1 < NEW)
+                logits = rig_run(&r, 0, t, n + k, 1, 1, 0);
         }
     }
     rig_close(&r);
@@ -147,37 +156,44 @@ static void drafts(di_numerics numerics) {
         int64_t n = man.n[p];
         rig_reset(&r);
         t[n] = rig_argmax(rig_prefill(&r, 0, t, n, 0, 0), r.config.vocab);
-        /* Rounds as the oracle's: draft, verify all rows, keep the accepted prefix. In faithful numerics near ties may part the
-         * texts, so only the first round counts there. */
+        /* Rounds as the oracle's: draft, verify all rows, keep the accepted prefix. In faithful numerics near ties may
+         * part the texts, so only the first round counts there. */
         int64_t rounds = exact ? want_tokens.shape[0] : 1;
         for (int64_t k = 0; k < rounds; k++) {
             assert_int_equal(t[n], golden_int(&want_golden, k));
             di_draft_seq seq = {.token = t[n], .last = n - 1, .slot = 0};
             di_error err = {0};
-            if (di_draft_begin(r.fw, &seq, 1, b, r.slots, NULL, NULL, &err)) fail_msg("%s", err.message);
+            if (di_draft_begin(r.fw, &seq, 1, b, r.slots, NULL, NULL, &err))
+                fail_msg("%s", err.message);
             int32_t prev = t[n];
             for (int32_t j = 0; j < b; j++) {
                 float *logits, *conf;
-                if (di_draft_next(r.fw, j, &prev, &logits, &conf, &err)) fail_msg("%s", err.message);
+                if (di_draft_next(r.fw, j, &prev, &logits, &conf, &err))
+                    fail_msg("%s", err.message);
                 prev = rig_argmax(logits, r.config.vocab);
                 if (k == 0 && j < want_logits.shape[0]) {
                     double d = golden_rms_diff(logits, &want_logits, j * r.config.vocab, r.config.vocab);
                     double bound = exact ? 1e-4 * logits_std : 0.6;
-                    if (d > bound) fail_msg("prompt %d draft %d: logits off by %g, bound %g", p, j, d, bound);
+                    if (d > bound)
+                        fail_msg("prompt %d draft %d: logits off by %g, bound %g", p, j, d, bound);
                 }
                 double dc = fabs((double)*conf - golden_float(&want_conf, k * b + j));
                 if (exact) {
-                    if (prev != golden_int(&want_tokens, k * b + j)) fail_msg("prompt %d round %d draft %d: %d", p, (int)k, (int)j, prev);
-                    if (dc > 1e-4) fail_msg("prompt %d round %d draft %d: confidence off by %g", p, (int)k, (int)j, dc);
+                    if (prev != golden_int(&want_tokens, k * b + j))
+                        fail_msg("prompt %d round %d draft %d: %d", p, (int)k, (int)j, prev);
+                    if (dc > 1e-4)
+                        fail_msg("prompt %d round %d draft %d: confidence off by %g", p, (int)k, (int)j, dc);
                 } else if (prev != golden_int(&want_tokens, k * b + j))
                     break; /* the rest of the chain follows another token */
                 t[n + 1 + j] = prev;
             }
-            if (!exact) break;
+            if (!exact)
+                break;
             /* verification rows: the token and its drafts in one ragged forward */
             const float *v = rig_run(&r, 0, t, n, 1 + b, 1 + b, 0);
             int32_t m = 0, fresh;
-            while (m < b && rig_argmax(v + (int64_t)m * r.config.vocab, r.config.vocab) == t[n + 1 + m]) m++;
+            while (m < b && rig_argmax(v + (int64_t)m * r.config.vocab, r.config.vocab) == t[n + 1 + m])
+                m++;
             assert_int_equal(m, golden_int(&want_accepted, k));
             fresh = rig_argmax(v + (int64_t)m * r.config.vocab, r.config.vocab);
             n += m + 1;
@@ -185,7 +201,8 @@ static void drafts(di_numerics numerics) {
         }
         if (exact)
             for (int64_t k = 0; k < want_spec.n; k++)
-                if (man.n[p] + k <= n) assert_int_equal(t[man.n[p] + k], golden_int(&want_spec, k));
+                if (man.n[p] + k <= n)
+                    assert_int_equal(t[man.n[p] + k], golden_int(&want_spec, k));
         golden_close(g);
     }
     rig_close(&r);
@@ -213,7 +230,8 @@ static void exact_bounded_replay(void **state) {
         for (size_t k = 0; k < DI_COUNT(keeps); k++) {
             char name[48];
             snprintf(name, sizeof name, "compact.%d.logits", keeps[k]);
-            if (!golden_has(g, name)) continue;
+            if (!golden_has(g, name))
+                continue;
             golden_tensor want = golden_get(g, name);
             snprintf(name, sizeof name, "compact.%d.next", keeps[k]);
             golden_tensor next = golden_get(g, name);
@@ -225,14 +243,16 @@ static void exact_bounded_replay(void **state) {
                     int64_t n = man.n[p], rect = n - keeps[k];
                     const float *logits = rig_prefill(&r, 0, t, n, chunk, rect);
                     double d = golden_rms_diff(logits, &want, want.n - r.config.vocab, r.config.vocab);
-                    if (!(d < 1e-4 * logits_std)) fail_msg("prompt %d keep %d mode %d chunk %ld: off by %g", p, keeps[k], mode, (long)chunk, d);
+                    if (!(d < 1e-4 * logits_std))
+                        fail_msg("prompt %d keep %d mode %d chunk %ld: off by %g", p, keeps[k], mode, (long)chunk, d);
                     for (int s = 0; s < 8; s++) { /* the golden file keeps the last of eight rows */
                         t[n + s] = man.greedy[0][p][s];
                         logits = rig_run(&r, 0, t, n + s, 1, 1, rect);
                     }
                     d = golden_rms_diff(logits, &next, next.n - r.config.vocab, r.config.vocab);
                     if (!(d < 1e-4 * logits_std))
-                        fail_msg("prompt %d keep %d mode %d chunk %ld, decoded: off by %g", p, keeps[k], mode, (long)chunk, d);
+                        fail_msg("prompt %d keep %d mode %d chunk %ld, decoded: off by %g", p, keeps[k], mode,
+                                 (long)chunk, d);
                     n_cases++;
                 }
             }
@@ -246,9 +266,10 @@ static void exact_bounded_replay(void **state) {
 
 /* ---- faithful numerics ---- */
 
-/* Faithful results depend on the order of sums: quantisers turn a last-bit difference into a step. Two yardsticks of the last
- * row's logits, by prompt: the distance between the golden modes (the model's card), and the largest distance of the PyTorch
- * program from its own golden row when only its chunk size or thread count changes (tools/oracle, chunks of 1 to 37 rows). */
+/* Faithful results depend on the order of sums: quantisers turn a last-bit difference into a step. Two yardsticks of
+ * the last row's logits, by prompt: the distance between the golden modes (the model's card), and the largest distance
+ * of the PyTorch program from its own golden row when only its chunk size or thread count changes (tools/oracle, chunks
+ * of 1 to 37 rows). */
 static const struct {
     int prompt;
     double modes, reordered;
@@ -273,7 +294,8 @@ static void faithful_end_to_end(void **state) {
         sum_modes += yardstick[i].modes * yardstick[i].modes;
         golden_close(g);
     }
-    print_message("all prompts: %.4f, between the modes %.4f\n", sqrt(sum / DI_COUNT(yardstick)), sqrt(sum_modes / DI_COUNT(yardstick)));
+    print_message("all prompts: %.4f, between the modes %.4f\n", sqrt(sum / DI_COUNT(yardstick)),
+                  sqrt(sum_modes / DI_COUNT(yardstick)));
     assert_true(sqrt(sum) <= 1.5 * sqrt(sum_modes));
     rig_close(&r);
 }
@@ -293,14 +315,17 @@ static void faithful_greedy(void **state) {
             int32_t best = rig_argmax(logits, r.config.vocab);
             float second = -INFINITY;
             for (int32_t v = 0; v < r.config.vocab; v++)
-                if (v != best && logits[v] > second) second = logits[v];
+                if (v != best && logits[v] > second)
+                    second = logits[v];
             if (best != man.greedy[1][p][k]) {
-                if (logits[best] - second > 1.0f) fail_msg("prompt %d, token %d: %d, expected %d", p, k, best, man.greedy[1][p][k]);
+                if (logits[best] - second > 1.0f)
+                    fail_msg("prompt %d, token %d: %d, expected %d", p, k, best, man.greedy[1][p][k]);
                 break;
             }
             n_equal++;
             t[n + k] = best;
-            if (k + 1 < NEW) logits = rig_run(&r, 0, t, n + k, 1, 1, 0);
+            if (k + 1 < NEW)
+                logits = rig_run(&r, 0, t, n + k, 1, 1, 0);
         }
     }
     print_message("%d of %d greedy tokens equal before the first near tie\n", n_equal, PROMPTS * NEW);
@@ -323,7 +348,8 @@ static void faithful_stages(void **state) {
         const float *logits = rig_prefill(&r, 0, man.prompt[p], man.n[p], 0, 0);
         golden_tensor want = golden_get(g, "logits");
         double d = golden_rms_diff(logits, &want, want.n - r.config.vocab, r.config.vocab);
-        print_message("prompt %d: %d tensors, worst stage %.2g, logits of golden final norm %.2g\n", p, in.n_seen, in.worst, d);
+        print_message("prompt %d: %d tensors, worst stage %.2g, logits of golden final norm %.2g\n", p, in.n_seen,
+                      in.worst, d);
         assert_true(in.n_seen > 100);
         assert_int_equal(in.n_wrong, 0);
         assert_true(d < 1e-2 * logits_std);
@@ -337,7 +363,8 @@ static void faithful_stages(void **state) {
 static void assert_same_bits(const float *a, const float *b, int64_t n, const char *what) {
     if (memcmp(a, b, (size_t)n * 4)) {
         int64_t i = 0;
-        while (!memcmp(a + i, b + i, 4)) i++;
+        while (!memcmp(a + i, b + i, 4))
+            i++;
         fail_msg("%s: value %ld is %.9g, expected %.9g", what, (long)i, a[i], b[i]);
     }
 }
@@ -354,11 +381,13 @@ static void chunks_and_steps_give_the_same_bits(void **state) {
         for (size_t k = 0; k < DI_COUNT(chunks); k++) {
             rig_reset(&r);
             const float *logits = rig_prefill(&r, 0, man.prompt[8], n, chunks[k], 0);
-            if (!k) memcpy(whole, logits, (size_t)v * 4);
+            if (!k)
+                memcpy(whole, logits, (size_t)v * 4);
             assert_same_bits(logits, whole, v, "prefill in chunks");
             man.prompt[8][n] = 17;
             logits = rig_run(&r, 0, man.prompt[8], n, 1, 1, 0); /* the state left behind is the same too */
-            if (!k) memcpy(after, logits, (size_t)v * 4);
+            if (!k)
+                memcpy(after, logits, (size_t)v * 4);
             assert_same_bits(logits, after, v, "decode after prefill in chunks");
         }
         free(whole);
@@ -379,15 +408,18 @@ static void replay_modes_agree(void **state) {
         for (size_t k = 0; k < DI_COUNT(keeps); k++) {
             for (int way = 0; way < 5; way++) {
                 /* off, mask, compact; mask and compact in chunks */
-                static const di_replay replay[] = {DI_REPLAY_OFF, DI_REPLAY_MASK, DI_REPLAY_COMPACT, DI_REPLAY_MASK, DI_REPLAY_COMPACT};
+                static const di_replay replay[] = {DI_REPLAY_OFF, DI_REPLAY_MASK, DI_REPLAY_COMPACT, DI_REPLAY_MASK,
+                                                   DI_REPLAY_COMPACT};
                 bool first = way == 1;
-                if (way == 0 && keeps[k] < exact_keep) continue;
+                if (way == 0 && keeps[k] < exact_keep)
+                    continue;
                 rig_reset(&r);
                 r.replay = replay[way];
                 int64_t rect = n - keeps[k];
                 const float *logits = rig_prefill(&r, 0, man.prompt[8], n, way > 2 ? 37 + (int64_t)k : 0, rect);
                 for (int s = 0; s < 6; s++) {
-                    if (way == 0 || (first && keeps[k] < exact_keep)) memcpy(want + s * v, logits, (size_t)v * 4);
+                    if (way == 0 || (first && keeps[k] < exact_keep))
+                        memcpy(want + s * v, logits, (size_t)v * 4);
                     assert_same_bits(logits, want + s * v, v, way ? "bounded replay" : "replay off");
                     man.prompt[8][n + s] = 100 + s;
                     logits = rig_run(&r, 0, man.prompt[8], n + s, 1, 1, rect);
@@ -440,14 +472,16 @@ static void batches_and_threads_give_the_same_bits(void **state) {
             di_batch batch = {.n_seqs = 3, .seqs = rows, .pages = r.pages, .slots = r.slots};
             float *logits;
             di_error err = {0};
-            if (di_forward_run(r.fw, &batch, &logits, &err)) fail_msg("%s", err.message);
+            if (di_forward_run(r.fw, &batch, &logits, &err))
+                fail_msg("%s", err.message);
             assert_same_bits(logits, want[2], 6 * v, "verification rows in a batch");
             assert_same_bits(logits + 6 * v, want[0], v, "prefill chunk in a batch");
             assert_same_bits(logits + 7 * v, want[1], v, "decode row in a batch");
         }
         rig_close(&r);
     }
-    for (int s = 0; s < 3; s++) free(want[s]);
+    for (int s = 0; s < 3; s++)
+        free(want[s]);
 }
 
 static void bad_batches_are_refused(void **state) {
@@ -481,18 +515,10 @@ static void bad_batches_are_refused(void **state) {
     rig_close(&r);
 }
 
-DI_TEST_GROUP(forward_exact,
-              cmocka_unit_test(exact_stages_and_logits),
-              cmocka_unit_test(exact_greedy_of_all_prompts),
-              cmocka_unit_test(exact_drafts_and_confidences),
-              cmocka_unit_test(exact_bounded_replay));
-DI_TEST_GROUP(forward_faithful,
-              cmocka_unit_test(faithful_stages),
-              cmocka_unit_test(faithful_end_to_end),
-              cmocka_unit_test(faithful_greedy),
-              cmocka_unit_test(faithful_drafts));
-DI_TEST_GROUP(forward_invariants,
-              cmocka_unit_test(chunks_and_steps_give_the_same_bits),
-              cmocka_unit_test(replay_modes_agree),
-              cmocka_unit_test(batches_and_threads_give_the_same_bits),
+DI_TEST_GROUP(forward_exact, cmocka_unit_test(exact_stages_and_logits), cmocka_unit_test(exact_greedy_of_all_prompts),
+              cmocka_unit_test(exact_drafts_and_confidences), cmocka_unit_test(exact_bounded_replay));
+DI_TEST_GROUP(forward_faithful, cmocka_unit_test(faithful_stages), cmocka_unit_test(faithful_end_to_end),
+              cmocka_unit_test(faithful_greedy), cmocka_unit_test(faithful_drafts));
+DI_TEST_GROUP(forward_invariants, cmocka_unit_test(chunks_and_steps_give_the_same_bits),
+              cmocka_unit_test(replay_modes_agree), cmocka_unit_test(batches_and_threads_give_the_same_bits),
               cmocka_unit_test(bad_batches_are_refused));

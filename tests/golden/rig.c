@@ -9,7 +9,8 @@
     do {                                                                                                               \
         di_error err_ = {0};                                                                                           \
         di_error *err = &err_;                                                                                         \
-        if ((expr)) fail_msg("%s", err_.message);                                                                      \
+        if ((expr))                                                                                                    \
+            fail_msg("%s", err_.message);                                                                              \
     } while (0)
 
 void rig_open(rig *r, const rig_options *opt) {
@@ -17,7 +18,8 @@ void rig_open(rig *r, const rig_options *opt) {
     OK(di_config_load(&r->config, opt->dir, err));
     OK(di_checkpoint_open(&r->ckpt, opt->dir, &r->config, &(di_checkpoint_options){.dummy = opt->dummy}, err));
     OK(di_backend_find("cpu", &r->backend, err));
-    OK(r->backend.device->open(&r->device, opt->threads, err));
+    di_device_config config = {.n_threads = opt->threads, .isa = opt->isa};
+    OK(r->backend.device->open(&r->device, &config, err));
     di_model_options mo = {.backend = &r->backend,
                            .device = r->device,
                            .numerics = opt->numerics,
@@ -38,7 +40,8 @@ void rig_open(rig *r, const rig_options *opt) {
     OK(r->backend.device->alloc(r->device, r->plan.slot_bytes * (size_t)r->n_seqs, (void **)&r->slots, err));
     r->blocks = calloc((size_t)n_blocks, sizeof *r->blocks);
     assert_non_null(r->blocks);
-    for (int i = 0; i < n_blocks; i++) r->blocks[i] = n_blocks - 1 - i;
+    for (int i = 0; i < n_blocks; i++)
+        r->blocks[i] = n_blocks - 1 - i;
     rig_reset(r);
 }
 
@@ -67,7 +70,13 @@ const float *rig_run(rig *r, int seq, const int32_t *tokens, int64_t pos0, int32
                         .blocks = r->blocks + seq * r->blocks_per_seq,
                         .n_blocks = r->blocks_per_seq,
                         .rect = rect};
-    di_batch batch = {.n_seqs = 1, .seqs = &rows, .replay = r->replay, .pages = r->pages, .slots = r->slots, .tap = r->tap, .tap_user = r->tap_user};
+    di_batch batch = {.n_seqs = 1,
+                      .seqs = &rows,
+                      .replay = r->replay,
+                      .pages = r->pages,
+                      .slots = r->slots,
+                      .tap = r->tap,
+                      .tap_user = r->tap_user};
     float *logits = NULL;
     OK(di_forward_run(r->fw, &batch, &logits, err));
     return logits;
@@ -75,7 +84,8 @@ const float *rig_run(rig *r, int seq, const int32_t *tokens, int64_t pos0, int32
 
 const float *rig_prefill(rig *r, int seq, const int32_t *tokens, int64_t n, int64_t chunk, int64_t rect) {
     const float *logits = NULL;
-    if (!chunk) chunk = n;
+    if (!chunk)
+        chunk = n;
     for (int64_t at = 0; at < n; at += chunk) {
         int64_t rows = DI_MIN(chunk, n - at);
         logits = rig_run(r, seq, tokens, at, (int32_t)rows, at + rows == n, rect);
@@ -86,6 +96,7 @@ const float *rig_prefill(rig *r, int seq, const int32_t *tokens, int64_t n, int6
 int32_t rig_argmax(const float *logits, int64_t n) {
     int64_t best = 0;
     for (int64_t i = 1; i < n; i++)
-        if (logits[i] > logits[best]) best = i;
+        if (logits[i] > logits[best])
+            best = i;
     return (int32_t)best;
 }

@@ -1,18 +1,19 @@
 /* A model on the CPU backend with caches for one or more sequences: what forward tests drive.
  *
- * Sequence s has state slot s and its own KV blocks, handed out in an order that is not the identity, so that a mix-up of
- * block and position shows. Faults end the test. */
+ * Sequence s has state slot s and its own KV blocks, handed out in an order that is not the identity, so that a mix-up
+ * of block and position shows. Faults end the test. */
 #ifndef DI_TEST_RIG_H
 #define DI_TEST_RIG_H
 
 #include "model/model.h"
 
 typedef struct rig_options {
-    const char *dir;      /* model folder */
-    bool dummy;           /* made-up weights; the token map is the identity then */
+    const char *dir; /* model folder */
+    bool dummy;      /* made-up weights; the token map is the identity then */
     di_numerics numerics;
     int threads;
-    int n_seqs;           /* sequences with caches */
+    const char *isa; /* level of the kernels; NULL: the best */
+    int n_seqs;      /* sequences with caches */
     int64_t tokens_max, rows_max, logits_max;
     const int32_t *token_map;
     int64_t n_token_map;

@@ -1,5 +1,5 @@
-/* A tap that compares what a forward shows with golden tensors of the same names, and can put the golden values in place of
- * its own, so that the next stage is fed with golden inputs. */
+/* A tap that compares what a forward shows with golden tensors of the same names, and can put the golden values in
+ * place of its own, so that the next stage is fed with golden inputs. */
 #ifndef DI_TEST_TAPS_H
 #define DI_TEST_TAPS_H
 
@@ -9,9 +9,12 @@
 typedef struct tap_compare {
     const golden *g;
     double tolerance; /* of float tensors: relative, of the golden rows' root mean square; integers must be equal */
-    /* Not NULL: after comparing, the last rows, window records and pages of sequence 0 are replaced by the golden ones, so that
-     * each stage is fed with golden inputs. Only the last row is compared then: inputs of earlier rows are not in the files. */
+    /* Not NULL: after comparing, the last rows, window records and pages of sequence 0 are replaced by the golden ones,
+     * so that each stage is fed with golden inputs. Only the last row is compared then: inputs of earlier rows are not
+     * in the files. */
     const rig *inject;
+    bool is_partial;  /* the golden file lacks early cache rows: what reads caches (scores, choices, attn_out) is not
+                         compared */
     int64_t n_tokens; /* of the whole prompt; with inject */
     int n_seen, n_wrong;
     double worst;

@@ -19,7 +19,8 @@ struct golden {
 
 golden *golden_open(const char *path) {
     FILE *f = fopen(path, "rb");
-    if (!f) fail_msg("golden file '%s' can't be opened", path);
+    if (!f)
+        fail_msg("golden file '%s' can't be opened", path);
     fseek(f, 0, SEEK_END);
     long size = ftell(f);
     rewind(f);
@@ -34,7 +35,8 @@ golden *golden_open(const char *path) {
     assert_true(n <= (uint64_t)size - 8);
     json_error_t e;
     g->head = json_loadb((const char *)g->raw + 8, (size_t)n, 0, &e);
-    if (!g->head) fail_msg("golden file '%s': %s", path, e.text);
+    if (!g->head)
+        fail_msg("golden file '%s': %s", path, e.text);
     json_object_del(g->head, "__metadata__");
     g->payload = g->raw + 8 + n;
     g->n_names = (int)json_object_size(g->head);
@@ -48,20 +50,28 @@ golden *golden_open(const char *path) {
 }
 
 void golden_close(golden *g) {
-    if (!g) return;
+    if (!g)
+        return;
     json_decref(g->head);
     free(g->names);
     free(g->raw);
     free(g);
 }
 
-bool golden_has(const golden *g, const char *name) { return json_object_get(g->head, name) != NULL; }
-int golden_count(const golden *g) { return g->n_names; }
-const char *golden_name(const golden *g, int i) { return g->names[i]; }
+bool golden_has(const golden *g, const char *name) {
+    return json_object_get(g->head, name) != NULL;
+}
+int golden_count(const golden *g) {
+    return g->n_names;
+}
+const char *golden_name(const golden *g, int i) {
+    return g->names[i];
+}
 
 golden_tensor golden_get(const golden *g, const char *name) {
     const json_t *v = json_object_get(g->head, name);
-    if (!v) fail_msg("golden tensor '%s' is not in the file", name);
+    if (!v)
+        fail_msg("golden tensor '%s' is not in the file", name);
     golden_tensor t = {.n = 1};
     snprintf(t.dtype, sizeof t.dtype, "%s", json_string_value(json_object_get(v, "dtype")));
     const json_t *shape = json_object_get(v, "shape"), *off = json_object_get(v, "data_offsets");
@@ -77,12 +87,15 @@ golden_tensor golden_get(const golden *g, const char *name) {
     return t;
 }
 
-int64_t golden_row(const golden_tensor *t) { return t->n_dims && t->shape[0] ? t->n / t->shape[0] : 1; }
+int64_t golden_row(const golden_tensor *t) {
+    return t->n_dims && t->shape[0] ? t->n / t->shape[0] : 1;
+}
 
 static float e4m3(uint8_t b) {
     int e = (b >> 3) & 15, m = b & 7;
     float v = e ? ldexpf(1.0f + (float)m / 8.0f, e - 7) : ldexpf((float)m, -9);
-    if ((b & 0x7F) == 0x7F) v = NAN;
+    if ((b & 0x7F) == 0x7F)
+        v = NAN;
     return b & 0x80 ? -v : v;
 }
 
@@ -100,8 +113,10 @@ float golden_float(const golden_tensor *t, int64_t i) {
         memcpy(&v, &bits, 4);
         return v;
     }
-    if (!strcmp(t->dtype, "F8_E4M3")) return e4m3(t->data[i]);
-    if (!strcmp(t->dtype, "F8_E8M0")) return ldexpf(1.0f, t->data[i] - 127);
+    if (!strcmp(t->dtype, "F8_E4M3"))
+        return e4m3(t->data[i]);
+    if (!strcmp(t->dtype, "F8_E8M0"))
+        return ldexpf(1.0f, t->data[i] - 127);
     return (float)golden_int(t, i);
 }
 
@@ -116,7 +131,8 @@ int64_t golden_int(const golden_tensor *t, int64_t i) {
         memcpy(&v, t->data + 8 * i, 8);
         return v;
     }
-    if (t->n_bytes != (size_t)t->n) fail_msg("golden tensor of type %s read as integers", t->dtype);
+    if (t->n_bytes != (size_t)t->n)
+        fail_msg("golden tensor of type %s read as integers", t->dtype);
     return t->data[i];
 }
 

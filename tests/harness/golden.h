@@ -1,7 +1,7 @@
 /* Golden files for tests: a small reader of safetensors that shares nothing with the program's own.
  *
- * golden_open reads a whole file; golden_get finds a tensor by name. Values come as float or as 64-bit integers whatever the
- * stored type (F32, BF16, F8_E4M3, F8_E8M0, U8, I32, I64). Faults end the test. */
+ * golden_open reads a whole file; golden_get finds a tensor by name. Values come as float or as 64-bit integers
+ * whatever the stored type (F32, BF16, F8_E4M3, F8_E8M0, U8, I32, I64). Faults end the test. */
 #ifndef DI_TEST_GOLDEN_H
 #define DI_TEST_GOLDEN_H
 
@@ -15,7 +15,7 @@ typedef struct golden_tensor {
     char dtype[12];
     int n_dims;
     int64_t shape[8];
-    int64_t n;           /* elements */
+    int64_t n; /* elements */
     size_t n_bytes;
     const uint8_t *data; /* owned by the file */
 } golden_tensor;

@@ -649,7 +649,31 @@ static void the_hosted_service_refuses_what_we_do(void **state) {
     di_request_deinit(&q);
 }
 
-DI_TEST_GROUP(request, cmocka_unit_test(defaults_are_ours),
+/* A plain prompt starts with the begin mark once, whether its text spells it or not. */
+static void plain_prompts_begin_once(void **state) {
+    (void)state;
+    static const char *lines[] = {"{\"prompt\":\"Once upon a time\"}",
+                                  "{\"prompt\":\"<｜begin▁of▁sentence｜>Once upon a time\"}"};
+    di_tokenizer *tok;
+    di_error err = {0};
+    di_test_ok(di_tokenizer_open(&tok, di_test_source("models/tiny/tokenizer.json"), &err), &err);
+    for (int i = 0; i < 2; i++) {
+        di_request q = take(DI_API_LINE, lines[i]);
+        di_ids ids = {0};
+        di_strbuf text = {0};
+        di_test_ok(di_request_encode(&q, tok, NULL, NULL, &ids, &err), &err);
+        assert_true(ids.len > 1);
+        assert_int_equal(ids.data[0], 0);
+        di_test_ok(di_tokenizer_decode(tok, ids.data + 1, ids.len - 1, false, &text, &err), &err);
+        assert_string_equal(di_strbuf_str(&text), "Once upon a time");
+        di_strbuf_deinit(&text);
+        di_ids_deinit(&ids);
+        di_request_deinit(&q);
+    }
+    di_tokenizer_close(tok);
+}
+
+DI_TEST_GROUP(request, cmocka_unit_test(plain_prompts_begin_once), cmocka_unit_test(defaults_are_ours),
               cmocka_unit_test(the_callers_defaults_hold_where_nothing_is_named),
               cmocka_unit_test(thinking_and_effort_decide_together),
               cmocka_unit_test(efforts_of_the_command_line_are_read), cmocka_unit_test(default_lengths_follow_the_mode),

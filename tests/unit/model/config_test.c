@@ -315,7 +315,7 @@ static void wrong_values_are_named(void **state) {
         {"text_config.rope_scaling.factor", "0", DI_ERR_FORMAT, "rope_scaling.factor"},
         {"text_config.rope_scaling", "\"yarn\"", DI_ERR_FORMAT, "rope_scaling|an object"},
         {"text_config.n_shared_experts", "2", DI_ERR_UNSUPPORTED, "n_shared_experts|found 2"},
-        {"text_config.num_experts_per_tok", "385", DI_ERR_FORMAT, "num_experts_per_tok|to 384"},
+        {"text_config.num_experts_per_tok", "385", DI_ERR_FORMAT, "num_experts_per_tok|to 64"},
         {"text_config.moe_intermediate_size", "2300", DI_ERR_FORMAT, "moe_intermediate_size"},
         {"text_config.scoring_func", "\"softmax\"", DI_ERR_UNSUPPORTED, "scoring_func|\"sqrtsoftplus\""},
         {"text_config.topk_method", "\"greedy\"", DI_ERR_UNSUPPORTED, "topk_method"},

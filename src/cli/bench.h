@@ -1,0 +1,33 @@
+/* What the benches share: rows with their limit, repeated timing, the machine's own limits.
+ *
+ * A row gives a figure, the limit that this machine sets, measured in the same run, and their ratio. The figure is the
+ * median of the runs; spread is (largest - smallest) / median. Private to cli/. */
+#ifndef DI_CLI_BENCH_H
+#define DI_CLI_BENCH_H
+
+#include "cli_model.h"
+
+enum { DI_BENCH_RUNS = 7 };
+
+typedef struct di_bench {
+    const di_options *opt;
+    const char *what;      /* bench that runs now; owned by nobody */
+    di_pool *pool;         /* owned; for the machine's limits */
+    double read_bandwidth; /* bytes per second; 0 = not measured yet */
+    double peak;           /* fp32 operations per second of plain code, or bf16 of the backend; 0 = not measured yet */
+    int n_rows;
+} di_bench;
+
+/* Adds one row: runs [n] are the measured values; limit 0 means that there is none to name. */
+di_status di_bench_row(di_bench *b, const char *name, double *runs, int n, const char *unit, double limit,
+                       const char *limit_kind, di_error *err);
+
+/* Bytes per second that all threads together read from memory: a buffer several times the last-level cache. */
+di_status di_bench_bandwidth(di_bench *b, double *out, di_error *err);
+
+/* The benches: model (prefill, decode) and tokenizer. */
+di_status di_bench_prefill(di_bench *b, di_error *err);
+di_status di_bench_decode(di_bench *b, di_error *err);
+di_status di_bench_tokenizer(di_bench *b, di_error *err);
+
+#endif

@@ -1,0 +1,140 @@
+/* `deepinfer bench WHAT`: speed beside this machine's limits, measured in the same run.
+ *
+ * A table on standard output, or with --json one object a line. This file has the list of benches, the rows and the
+ * read bandwidth; what is measured is in bench_*.c. */
+#include "bench.h"
+
+typedef struct bench_entry {
+    const char *name;
+    di_status (*run)(di_bench *b, di_error *err);
+} bench_entry;
+
+static const bench_entry benches[] = {
+    {"prefill", di_bench_prefill},
+    {"decode", di_bench_decode},
+    {"tokenizer", di_bench_tokenizer},
+};
+
+static int compare_doubles(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+di_status di_bench_row(di_bench *b, const char *name, double *runs, int n, const char *unit, double limit,
+                       const char *limit_kind, di_error *err) {
+    di_strbuf out = {0};
+    qsort(runs, (size_t)n, sizeof *runs, compare_doubles);
+    double value = n % 2 ? runs[n / 2] : (runs[n / 2 - 1] + runs[n / 2]) / 2;
+    double spread = value > 0 ? (runs[n - 1] - runs[0]) / value : 0;
+    if (b->opt->json) {
+        di_strbuf_printf(&out, "{\"bench\":\"%s\",\"name\":\"%s\",\"value\":%.6g,\"unit\":\"%s\",", b->what, name,
+                         value, unit);
+        if (limit > 0)
+            di_strbuf_printf(&out, "\"limit\":%.6g,\"limit_kind\":\"%s\",\"ratio\":%.4g,", limit, limit_kind,
+                             value / limit);
+        di_strbuf_printf(&out, "\"runs\":%d,\"spread\":%.3g}\n", n, spread);
+    } else {
+        if (b->n_rows == 0)
+            di_strbuf_printf(&out, "%-10s %-20s %12s %-9s %12s %7s %5s %7s\n", "bench", "name", "value", "unit",
+                             "limit", "ratio", "runs", "spread");
+        di_strbuf_printf(&out, "%-10s %-20s %12.5g %-9s ", b->what, name, value, unit);
+        if (limit > 0)
+            di_strbuf_printf(&out, "%12.5g %7.3f %5d %6.1f%%  of %s\n", limit, value / limit, n, 100 * spread,
+                             limit_kind);
+        else
+            di_strbuf_printf(&out, "%12s %7s %5d %6.1f%%\n", "-", "-", n, 100 * spread);
+    }
+    b->n_rows++;
+    di_status st = di_strbuf_status(&out, err);
+    if (!st)
+        st = di_cli_print(out.data, out.len, err);
+    if (!st)
+        st = di_cli_flush(err);
+    di_strbuf_deinit(&out);
+    return st;
+}
+
+/* ---- read bandwidth ---- */
+
+enum { PIECE_WORDS = 1 << 17 }; /* 1 MiB a part */
+
+typedef struct read_job {
+    const uint64_t *words;
+    uint64_t *sums; /* [n_parts] */
+} read_job;
+
+static void read_part(void *ctx, int64_t part, int64_t n_parts, int worker) {
+    (void)n_parts, (void)worker;
+    const read_job *job = ctx;
+    const uint64_t *w = job->words + part * PIECE_WORDS;
+    uint64_t s[8] = {0};
+    for (int64_t i = 0; i < PIECE_WORDS; i += 8)
+        for (int k = 0; k < 8; k++)
+            s[k] ^= w[i + k];
+    job->sums[part] = s[0] ^ s[1] ^ s[2] ^ s[3] ^ s[4] ^ s[5] ^ s[6] ^ s[7];
+}
+
+static void fill_part(void *ctx, int64_t part, int64_t n_parts, int worker) {
+    (void)n_parts, (void)worker;
+    uint64_t *w = (uint64_t *)ctx + part * PIECE_WORDS;
+    for (int64_t i = 0; i < PIECE_WORDS; i++)
+        w[i] = di_mix64((uint64_t)(part * PIECE_WORDS + i));
+}
+
+di_status di_bench_bandwidth(di_bench *b, double *out, di_error *err) {
+    enum { PARTS = 1024 }; /* 1 GiB */
+    if (b->read_bandwidth > 0) {
+        *out = b->read_bandwidth;
+        return DI_OK;
+    }
+    size_t n_bytes = (size_t)PARTS * PIECE_WORDS * 8;
+    uint64_t *words = aligned_alloc(4096, n_bytes), sums[PARTS];
+    if (!words)
+        return di_fail(err, DI_ERR_MEMORY, "the read bandwidth needs %zu bytes", n_bytes);
+    di_pool_run(b->pool, fill_part, words, PARTS);
+    read_job job = {words, sums};
+    double best = 0;
+    for (int i = 0; i < DI_BENCH_RUNS; i++) { /* the best: a limit, not a typical value */
+        int64_t start_ns = di_clock_ns();
+        di_pool_run(b->pool, read_part, &job, PARTS);
+        best = DI_MAX(best, (double)n_bytes / ((double)(di_clock_ns() - start_ns) * 1e-9));
+    }
+    uint64_t all = 0;
+    for (int i = 0; i < PARTS; i++)
+        all ^= sums[i];
+    free(words);
+    b->read_bandwidth = best;
+    *out = best;
+    return all ? DI_OK : di_fail(err, DI_ERR_INTERNAL, "the read bandwidth: the buffer was not read");
+}
+
+int di_cmd_bench(const di_options *opt) {
+    di_bench b = {.opt = opt};
+    di_error err = {0};
+    const char *what = opt->args.n ? opt->args.items[0] : NULL, *names[DI_COUNT(benches)];
+    bool is_known = !what;
+    di_status st;
+    for (size_t i = 0; i < DI_COUNT(benches); i++) {
+        names[i] = benches[i].name;
+        is_known = is_known || strcmp(what, names[i]) == 0;
+    }
+    if (!is_known) {
+        di_strbuf list = {0};
+        for (size_t i = 0; i < DI_COUNT(benches); i++)
+            di_strbuf_printf(&list, "%s%s", i ? ", " : "", names[i]);
+        const char *near = di_nearest_name(what, names, DI_COUNT(names));
+        di_fail(&err, DI_ERR_ARG, "bench '%s', expected %s%s%s%s", what, di_strbuf_str(&list),
+                near ? " (did you mean '" : "", near ? near : "", near ? "'?)" : "");
+        di_strbuf_deinit(&list);
+        return di_cli_fail(&err);
+    }
+    st = di_pool_create(&b.pool, (int)opt->threads, NULL, &err);
+    for (size_t i = 0; i < DI_COUNT(benches) && !st; i++) {
+        if (what && strcmp(what, benches[i].name) != 0)
+            continue;
+        b.what = benches[i].name;
+        st = di_error_context(&err, benches[i].run(&b, &err), "bench %s", b.what);
+    }
+    di_pool_destroy(b.pool);
+    return st ? di_cli_fail(&err) : 0;
+}
