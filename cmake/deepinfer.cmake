@@ -44,11 +44,15 @@ if(DEEPINFER_FUZZ)
     add_compile_options(-fsanitize=fuzzer-no-link)
 endif()
 
-# di_layer(NAME [STRICT] LINKS ...): every .c of the folder as a static library di_NAME whose links are the layers that it
-# may use. STRICT adds the warnings on implicit conversions. A folder without a .c yet is its headers and links alone.
+# di_layer(NAME [STRICT] [WITHOUT REGEX] LINKS ...): every .c of the folder, less those whose path matches, as a static
+# library di_NAME whose links are the layers that it may use. STRICT adds the warnings on implicit conversions. A folder
+# without a .c yet is its headers and links alone.
 function(di_layer name)
-    cmake_parse_arguments(ARG "STRICT" "" "LINKS" ${ARGN})
+    cmake_parse_arguments(ARG "STRICT" "WITHOUT" "LINKS" ${ARGN})
     file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.c)
+    if(ARG_WITHOUT)
+        list(FILTER sources EXCLUDE REGEX "${ARG_WITHOUT}")
+    endif()
     if(sources)
         add_library(di_${name} STATIC ${sources})
         set(scope PUBLIC)
@@ -64,23 +68,33 @@ function(di_layer name)
     target_link_libraries(di_${name} ${scope} ${ARG_LINKS})
 endfunction()
 
-# di_test(NAME LABEL LABEL SOURCES ... LINKS ...): a cmocka program on the harness, registered with ctest as NAME (dots for
-# underscores). Test groups named long_* are left to a second entry, NAME.long with the label `long`.
+# di_test(NAME LABEL LABEL [SPLIT] SOURCES ... LINKS ...): a cmocka program on the harness, registered with ctest as NAME
+# (unit_x as unit.x). With SPLIT every group is an entry of its own, NAME.GROUP, so that slow ones run side by side. Groups
+# named long_* are left to another entry, NAME.long with the label `long`.
 function(di_test name)
-    cmake_parse_arguments(ARG "" "LABEL" "SOURCES;LINKS" ${ARGN})
+    cmake_parse_arguments(ARG "SPLIT" "LABEL" "SOURCES;LINKS" ${ARGN})
     add_executable(test_${name} ${ARG_SOURCES})
     target_link_libraries(test_${name} PRIVATE di_harness ${ARG_LINKS})
     string(REPLACE "unit_" "unit." test ${name})
-    add_test(NAME ${test} COMMAND test_${name})
-    set_tests_properties(${test} PROPERTIES LABELS ${ARG_LABEL} TIMEOUT 900)
-    # Whether there are long groups is read from the sources, so that a change of them configures again.
+    # The groups are read from the sources, so that a change of these configures again.
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${ARG_SOURCES})
+    set(has_long FALSE)
     foreach(source ${ARG_SOURCES})
-        file(STRINGS ${source} long_groups REGEX "^DI_TEST_GROUP\\(long_")
-        if(long_groups)
-            set(has_long TRUE)
-        endif()
+        file(STRINGS ${source} lines REGEX "^DI_TEST_GROUP\\([a-z0-9_]+")
+        foreach(line ${lines})
+            string(REGEX REPLACE "^DI_TEST_GROUP\\(([a-z0-9_]+).*" "\\1" group "${line}")
+            if(group MATCHES "^long_")
+                set(has_long TRUE)
+            elseif(ARG_SPLIT)
+                add_test(NAME ${test}.${group} COMMAND test_${name} ${group})
+                set_tests_properties(${test}.${group} PROPERTIES LABELS ${ARG_LABEL} TIMEOUT 1200)
+            endif()
+        endforeach()
     endforeach()
+    if(NOT ARG_SPLIT)
+        add_test(NAME ${test} COMMAND test_${name})
+        set_tests_properties(${test} PROPERTIES LABELS ${ARG_LABEL} TIMEOUT 1200)
+    endif()
     if(has_long)
         add_test(NAME ${test}.long COMMAND test_${name} --long)
         set_tests_properties(${test}.long PROPERTIES LABELS long TIMEOUT 7200)

@@ -2,7 +2,8 @@
  *
  * Every function that depends on a file, a request, a device or free memory returns a di_status and takes a
  * `di_error *` last, which may be NULL. On failure the message says what, which, expected and found, lower case and
- * without a full stop, so that a program can print it behind its own name. Success leaves the error object untouched. */
+ * without a full stop, so that a program can print it behind its own name. Success leaves the error object untouched.
+ */
 #ifndef DEEPINFER_STATUS_H
 #define DEEPINFER_STATUS_H
 

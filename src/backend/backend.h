@@ -33,12 +33,21 @@ typedef struct di_device_info {
     uint64_t memory_total_bytes, memory_free_bytes;
     bool weights_by_mapping; /* weights may be read in place from a host mapping */
     char levels[128];        /* instruction sets or architecture in use */
+    char levels_found[128];  /* those that this machine has */
 } di_device_info;
 
+/* How a device is opened. Zeroed is a good default. */
+typedef struct di_device_config {
+    int n_threads;   /* of the host, the caller counted; 0 = all */
+    bool is_pinned;  /* one processor of the host for each worker thread */
+    const char *isa; /* level of the host's kernels by name; NULL and "auto" = the best. One that this machine lacks is
+                      * DI_ERR_DEVICE. */
+} di_device_config;
+
 typedef struct di_device_ops {
-    uint32_t abi, size;                                               /* DI_BACKEND_ABI, sizeof(di_device_ops) */
-    const char *name;                                                 /* "cpu", "nvidia", "ascend" */
-    di_status (*open)(di_device **out, int n_threads, di_error *err); /* threads: of the host, 0 = all */
+    uint32_t abi, size; /* DI_BACKEND_ABI, sizeof(di_device_ops) */
+    const char *name;   /* "cpu", "nvidia", "ascend" */
+    di_status (*open)(di_device **out, const di_device_config *config, di_error *err);
     void (*close)(di_device *dev);
     di_status (*info)(di_device *dev, di_device_info *out, di_error *err);
     di_status (*reserve)(di_device *dev, const di_limits *limits,
@@ -53,6 +62,8 @@ typedef struct di_device_ops {
     di_status (*stream_create)(di_device *dev, di_stream **out, di_error *err);
     void (*stream_destroy)(di_stream *stream);
     di_status (*stream_sync)(di_stream *stream, di_error *err);
+    /* Operations per second that bf16 products can reach at most on this device, by a probe of registers alone. */
+    di_status (*measure)(di_device *dev, double *peak_bf16, di_error *err);
     const char *(*stream_refused)(const di_stream *stream); /* operation that last refused its arguments; NULL = none */
 } di_device_ops;
 

@@ -28,12 +28,13 @@ typedef struct di_act {
  * consecutive positions pos0[s] .. . All arrays are device memory. */
 typedef struct di_rows {
     int32_t n_rows, n_seqs;
-    const int32_t *pos;            /* [n_rows] position in the sequence */
-    const int32_t *seq;            /* [n_rows] index of the sequence */
-    const int32_t *win_lo, *win_hi; /* [n_rows] window keys are the positions win_lo <= p < win_hi; empty when lo >= hi */
+    const int32_t *pos; /* [n_rows] position in the sequence */
+    const int32_t *seq; /* [n_rows] index of the sequence */
+    const int32_t *win_lo,
+        *win_hi; /* [n_rows] window keys are the positions win_lo <= p < win_hi; empty when lo >= hi */
     const int32_t *row0, *n, *pos0; /* [n_seqs] */
-    const int32_t *slot;           /* [n_seqs] state slot */
-    const int32_t *blocks;         /* [n_seqs, blocks_stride] KV block of every 128 positions */
+    const int32_t *slot;            /* [n_seqs] state slot */
+    const int32_t *blocks;          /* [n_seqs, blocks_stride] KV block of every 128 positions */
     int64_t blocks_stride;
 } di_rows;
 
@@ -45,15 +46,15 @@ typedef struct di_ring {
     int32_t ring_len;
 } di_ring;
 
-/* One paged section: entry j of a sequence lies in block j / per_block, at entry j mod per_block of the section that starts
- * at pages + block*page_bytes + offset. DI_KV_MX4 sections keep all codes of a block first, then all scales; the other
- * formats keep record after record. */
+/* One paged section: entry j of a sequence lies in block j / per_block, at entry j mod per_block of the section that
+ * starts at pages + block*page_bytes + offset. DI_KV_MX4 sections keep all codes of a block first, then all scales; the
+ * other formats keep record after record. */
 typedef struct di_paged {
     uint8_t *pages;
     size_t page_bytes, offset;
-    int32_t per_block;   /* 128 / r */
+    int32_t per_block; /* 128 / r */
     di_kv_format format;
-    int32_t n_values;    /* D, or Di for index keys */
+    int32_t n_values; /* D, or Di for index keys */
 } di_paged;
 
 /* Compressed entries that close in this forward. */
@@ -66,8 +67,8 @@ typedef struct di_entries {
 
 /* ---- dense ---------------------------------------------------------------------------------------------------- */
 
-/* out[i] = row ids[i] of table [n, n_cols] (DI_BF16), zeros for an id outside [0, n); repeated `copies` times along the row:
- * out [n_rows, copies*n_cols]. (3.1) */
+/* out[i] = row ids[i] of table [n, n_cols] (DI_BF16), zeros for an id outside [0, n); repeated `copies` times along the
+ * row: out [n_rows, copies*n_cols]. (3.1) */
 typedef struct di_embed_args {
     const di_mat *table;
     const int32_t *ids; /* [out.n_rows] */
@@ -87,8 +88,8 @@ typedef struct di_quant_args {
     di_act x, out;
 } di_quant_args;
 
-/* out = x . W^T. x may be of any activation kind (codes are taken as code*scale). n_groups g > 1: the input is g blocks of
- * n_in columns, the rows of W are g blocks of n_out/g, block i of the output reads block i of the input (wo_a, 3.8).
+/* out = x . W^T. x may be of any activation kind (codes are taken as code*scale). n_groups g > 1: the input is g blocks
+ * of n_in columns, the rows of W are g blocks of n_out/g, block i of the output reads block i of the input (wo_a, 3.8).
  * out DI_F32 or DI_BF16. add (may be NULL): fp32 [n_rows, n_out], stride out.stride, added to the fp32 sum before
  * rounding. (0.3) */
 typedef struct di_gemm_args {
@@ -116,10 +117,11 @@ typedef struct di_rope_args {
     bool inverse;
 } di_rope_args;
 
-/* ---- hyper-connections (3.3) -------------------------------------------------------------------------------------- */
+/* ---- hyper-connections (3.3) --------------------------------------------------------------------------------------
+ */
 
-/* From the trunk x [n, M*H] and the previous sub-layer's pre_in [n, M]: z = sum_m pre_in[m]*x[m] (out z, [n, H]); and, when
- * fn is not NULL, y = (fn . x) / sqrt(mean(x^2) + norm_eps), pre_out, post [n, M], comb [n, M, M] (old, new) after
+/* From the trunk x [n, M*H] and the previous sub-layer's pre_in [n, M]: z = sum_m pre_in[m]*x[m] (out z, [n, H]); and,
+ * when fn is not NULL, y = (fn . x) / sqrt(mean(x^2) + norm_eps), pre_out, post [n, M], comb [n, M, M] (old, new) after
  * Sinkhorn. With fn NULL only z is made (head merge). */
 typedef struct di_hc_mix_args {
     di_act x;
@@ -132,15 +134,16 @@ typedef struct di_hc_mix_args {
     float *pre_out, *post, *comb;
 } di_hc_mix_args;
 
-/* x'[b] = post[b]*f + sum_a comb[a][b]*x[a], in place in x [n, M*H]; f [n, H]. The sum starts with post[b]*f, then rising a. */
+/* x'[b] = post[b]*f + sum_a comb[a][b]*x[a], in place in x [n, M*H]; f [n, H]. The sum starts with post[b]*f, then
+ * rising a. */
 typedef struct di_hc_post_args {
     di_act x, f;
     int32_t m;
     const float *post, *comb;
 } di_hc_post_args;
 
-/* out = mean over the M streams of x [n, M*H], written at column out_col of out (taps, dspark 4.2). Sum over rising m, then
- * times 1/M. */
+/* out = mean over the M streams of x [n, M*H], written at column out_col of out (taps, dspark 4.2). Sum over rising m,
+ * then times 1/M. */
 typedef struct di_stream_mean_args {
     di_act x;
     int32_t m;
@@ -158,8 +161,8 @@ typedef struct di_gather_args {
 
 /* ---- Engram (3.2) ----------------------------------------------------------------------------------------------- */
 
-/* rows [n, (Ng-1)*He] of the table from compressed ids: grams [n, Ng], grams[i][s] = class s tokens back (already padded).
- * h = grams[0]*mult[0]; for s >= 1: h ^= grams[s]*mult[s]; column (s-1)*He + head: h mod prime + offset. */
+/* rows [n, (Ng-1)*He] of the table from compressed ids: grams [n, Ng], grams[i][s] = class s tokens back (already
+ * padded). h = grams[0]*mult[0]; for s >= 1: h ^= grams[s]*mult[s]; column (s-1)*He + head: h mod prime + offset. */
 typedef struct di_engram_hash_args {
     const int32_t *grams;
     int32_t n, n_gram, n_heads;
@@ -169,30 +172,32 @@ typedef struct di_engram_hash_args {
     int64_t *rows;
 } di_engram_hash_args;
 
-/* out [n, n_cols_per_row*De] = the stored rows side by side. DI_F8_E4M3 out: codes and scales as stored; DI_F32: dequantised.
- * Rows beyond the table read as zero with scale 1. */
+/* out [n, n_cols_per_row*De] = the stored rows side by side. DI_F8_E4M3 out: codes and scales as stored; DI_F32:
+ * dequantised. Rows beyond the table read as zero with scale 1. */
 typedef struct di_engram_gather_args {
     const uint8_t *codes, *scales; /* [n_table, De], [n_table, De/32] */
     int64_t n_table;
-    int32_t dim;   /* De */
-    int32_t n_cols; /* (Ng-1)*He */
+    int32_t dim;         /* De */
+    int32_t n_cols;      /* (Ng-1)*He */
     const int64_t *rows; /* [n, n_cols] */
     di_act out;
 } di_engram_gather_args;
 
 /* Gate and add, in place in the trunk x [n, M*H]; kv [n, (M+1)*H] = M keys, then the value. Per stream
- * dot = sum(x*qk*key) * rsqrt(mean(x^2)+eps) * rsqrt(mean(key^2)+eps) * H^-1/2, with the sum of (x*qk)*key in dot32 order;
- * z = copysign(sqrt(max(|dot|,1e-6)), dot); g = sigmoid(z); x += g*value. Rows with skip[i] != 0 stay as they are. */
+ * dot = sum(x*qk*key) * rsqrt(mean(x^2)+eps) * rsqrt(mean(key^2)+eps) * H^-1/2, with the sum of (x*qk)*key in dot32
+ * order; z = copysign(sqrt(max(|dot|,1e-6)), dot); g = sigmoid(z); x += g*value. Rows with skip[i] != 0 stay as they
+ * are. */
 typedef struct di_engram_gate_args {
     di_act x, kv;
     int32_t m;
-    const float *qk;      /* [M, H] fp32 product of q_weight and k_weight */
-    const uint8_t *skip;  /* [n] or NULL */
+    const float *qk;     /* [M, H] fp32 product of q_weight and k_weight */
+    const uint8_t *skip; /* [n] or NULL */
     float eps;
-    float *gate;          /* [n, M] or NULL */
+    float *gate; /* [n, M] or NULL */
 } di_engram_gate_args;
 
-/* ---- caches (3.5, 3.6, 5) ------------------------------------------------------------------------------------------ */
+/* ---- caches (3.5, 3.6, 5) ------------------------------------------------------------------------------------------
+ */
 
 /* records[i] = encoding of row i of x. */
 typedef struct di_kv_encode_args {
@@ -210,9 +215,9 @@ typedef struct di_ring_store_args {
     di_ring ring;
 } di_ring_store_args;
 
-/* Pools pairs of tokens (r = 2). cg [n_rows, 2*D] fp32: gate scores, then latents, of this forward's rows; the partner at
- * position p-1 comes from cg when it lies in this forward, else from the ring (same record: 2*D fp32). Per channel: weights
- * = softmax over the two scores, out = sum of weight*latent. out [entries.n, D]. (3.6) */
+/* Pools pairs of tokens (r = 2). cg [n_rows, 2*D] fp32: gate scores, then latents, of this forward's rows; the partner
+ * at position p-1 comes from cg when it lies in this forward, else from the ring (same record: 2*D fp32). Per channel:
+ * weights = softmax over the two scores, out = sum of weight*latent. out [entries.n, D]. (3.6) */
 typedef struct di_compress_pool_args {
     const di_rows *rows;
     di_entries entries;
@@ -229,15 +234,16 @@ typedef struct di_page_store_args {
     di_paged dst;
 } di_page_store_args;
 
-/* ---- indexer (3.7) -------------------------------------------------------------------------------------------------- */
+/* ---- indexer (3.7) --------------------------------------------------------------------------------------------------
+ */
 
-/* For each row at position p, over the visible entries j < n = (p+1)/r: score = sum_h w[h]*relu(q[h] . key_j), the dots in
- * dot32 order, heads in rising order; rounded to bf16 when round_bf16. q [n, Ai*Di] is quantised by QI first unless keys
- * are DI_KV_F32. Keeps the topk best (ties: lower index), ascending, padded with -1.
- * cand_in (may be NULL) [n, n_cand]: only entries of these blocks (ascending, -1 padded) take part.
- * cand_out (may be NULL) [n, n_cand]: the best n_cand blocks of cand_block entries by the largest score of a visible
- * entry, capped to the largest finite bf16, the newest visible block always first; ties lower block; ascending, -1 padded.
- * scores (may be NULL) [n, scores_stride]: the scores, -inf where absent or beyond n. */
+/* For each row at position p, over the visible entries j < n = (p+1)/r: score = sum_h w[h]*relu(q[h] . key_j), the dots
+ * in dot32 order, heads in rising order; rounded to bf16 when round_bf16. q [n, Ai*Di] is quantised by QI first unless
+ * keys are DI_KV_F32. Keeps the topk best (ties: lower index), ascending, padded with -1. cand_in (may be NULL) [n,
+ * n_cand]: only entries of these blocks (ascending, -1 padded) take part. cand_out (may be NULL) [n, n_cand]: the best
+ * n_cand blocks of cand_block entries by the largest score of a visible entry, capped to the largest finite bf16, the
+ * newest visible block always first; ties lower block; ascending, -1 padded. scores (may be NULL) [n, scores_stride]:
+ * the scores, -inf where absent or beyond n. */
 typedef struct di_index_select_args {
     const di_rows *rows;
     di_act q, w; /* [n, Ai*Di], [n, Ai] */
@@ -253,14 +259,15 @@ typedef struct di_index_select_args {
     int64_t scores_stride;
 } di_index_select_args;
 
-/* ---- attention (3.8, dspark 4.4) --------------------------------------------------------------------------------------- */
+/* ---- attention (3.8, dspark 4.4)
+ * --------------------------------------------------------------------------------------- */
 
-/* q [n, A*D] against K = V: window keys at positions win_lo .. win_hi-1 (a position >= pos0 of the sequence from `records` of
- * this forward, row row0 + position - pos0; an earlier one from the ring), oldest first; then, when idx is not NULL, the
- * main entries idx[row, 0..topk) >= 0 of the sequence, in list order.
- * s = (q . k) * scale (dot32 order); mx = max over s and sink; o = sum exp(s-mx)*k / (sum exp(s-mx) + exp(sink-mx)), keys in
- * order; no key: zeros. Then the inverse rotation of the last 2*n_freq values per head by the row's cos and sin, fp32, and
- * rounding to out's dtype. */
+/* q [n, A*D] against K = V: window keys at positions win_lo .. win_hi-1 (a position >= pos0 of the sequence from
+ * `records` of this forward, row row0 + position - pos0; an earlier one from the ring), oldest first; then, when idx is
+ * not NULL, the main entries idx[row, 0..topk) >= 0 of the sequence, in list order. s = (q . k) * scale (dot32 order);
+ * mx = max over s and sink; o = sum exp(s-mx)*k / (sum exp(s-mx) + exp(sink-mx)), keys in order; no key: zeros. Then
+ * the inverse rotation of the last 2*n_freq values per head by the row's cos and sin, fp32, and rounding to out's
+ * dtype. */
 typedef struct di_attention_args {
     const di_rows *rows;
     di_act q;
@@ -278,10 +285,11 @@ typedef struct di_attention_args {
     di_act out; /* [n, A*D] */
 } di_attention_args;
 
-/* ---- mixture of experts (3.10) -------------------------------------------------------------------------------------------- */
+/* ---- mixture of experts (3.10)
+ * -------------------------------------------------------------------------------------------- */
 
-/* logits = x . gate^T fp32; s = sqrt(softplus(logits)); the k best of s + bias (bias_vl for rows with is_image), best first,
- * ties lower expert; weight = s / (sum of the selected s, best first, + 1e-20) * factor. */
+/* logits = x . gate^T fp32; s = sqrt(softplus(logits)); the k best of s + bias (bias_vl for rows with is_image), best
+ * first, ties lower expert; weight = s / (sum of the selected s, best first, + 1e-20) * factor. */
 typedef struct di_moe_route_args {
     di_act x;
     const di_mat *gate; /* [E, H] DI_BF16 */
@@ -289,8 +297,8 @@ typedef struct di_moe_route_args {
     const uint8_t *is_image; /* [n] or NULL */
     int32_t k;
     float factor;
-    int32_t *idx;   /* [n, k] */
-    float *weight;  /* [n, k] */
+    int32_t *idx;  /* [n, k] */
+    float *weight; /* [n, k] */
 } di_moe_route_args;
 
 /* One expert's three matrices: w1 gate [I,H], w3 up [I,H], w2 down [H,I]. */
@@ -313,7 +321,8 @@ typedef struct di_moe_args {
     di_act out; /* [n, H] */
 } di_moe_args;
 
-/* ---- draft heads (dspark 4.4.2) ---------------------------------------------------------------------------------------------- */
+/* ---- draft heads (dspark 4.4.2)
+ * ---------------------------------------------------------------------------------------------- */
 
 /* conf[i] = sigmoid(clamp((w . concat(hid[i], emb[i])) / tau, -60, 60)), w [1, H + rank] DI_BF16, the dot over the
  * concatenation in dot32 order. */
@@ -349,12 +358,12 @@ typedef struct di_confidence_args {
     X(moe)                                                                                                             \
     X(confidence)
 
-/* An entry may be NULL while a backend grows; di_backend_find names what is missing. DI_ERR_SHAPE for arguments that don't
- * fit together or exceed the reserved limits. */
+/* An entry may be NULL while a backend grows; di_backend_find names what is missing. DI_ERR_SHAPE for arguments that
+ * don't fit together or exceed the reserved limits. */
 typedef struct di_ops {
     uint32_t abi, size; /* DI_BACKEND_ABI, sizeof(di_ops) */
     const char *name;
-#define DI_OPS_FIELD(f) di_status (*f)(di_stream *stream, const di_##f##_args *args);
+#define DI_OPS_FIELD(f) di_status (*f)(di_stream * stream, const di_##f##_args *args);
     DI_OPS_LIST(DI_OPS_FIELD)
 #undef DI_OPS_FIELD
 } di_ops;

@@ -1,8 +1,8 @@
 /* Arenas and checked size arithmetic.
  *
- * Blocks form a list in the order in which they were taken; `current` is the one being filled and the ones behind it are
- * empty. A request that does not fit goes to the next block that is large enough, and a new block is put right behind
- * the current one, so that a step that repeats finds the same blocks in the same order. */
+ * Blocks form a list in the order in which they were taken; `current` is the one being filled and the ones behind it
+ * are empty. A request that does not fit goes to the next block that is large enough, and a new block is put right
+ * behind the current one, so that a step that repeats finds the same blocks in the same order. */
 #include "arena.h"
 
 #include <stdlib.h>

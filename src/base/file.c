@@ -1,7 +1,7 @@
 /* Files: read-only mappings, whole-file reads, path joining.
  *
- * A file that isn't there and one that may not be read are both DI_ERR_NOT_FOUND: to the person at the keyboard they are
- * one case, "the file that you named can't be had", and share an exit status. */
+ * A file that isn't there and one that may not be read are both DI_ERR_NOT_FOUND: to the person at the keyboard they
+ * are one case, "the file that you named can't be had", and share an exit status. */
 #include "file.h"
 
 #include <errno.h>

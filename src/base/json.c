@@ -1,8 +1,8 @@
 /* JSON values and the writer; the reader is json_parse.c.
  *
  * Values are jansson's (ordered objects, reference counts, deep copies). Jansson has no unsigned 64-bit integer, so
- * 2^63 .. 2^64-1 is kept as a string of one byte 0xFF and the decimal digits: every other string is valid UTF-8, which has
- * no such byte, so nothing from outside can look like one. */
+ * 2^63 .. 2^64-1 is kept as a string of one byte 0xFF and the decimal digits: every other string is valid UTF-8, which
+ * has no such byte, so nothing from outside can look like one. */
 #include "json.h"
 
 #include <jansson.h>
@@ -188,12 +188,46 @@ bool di_json_append(di_json *array, di_json *v) {
     return json_array_append_new(array, v) == 0;
 }
 
+/* Jansson's own comparison and copy of objects end keys at a NUL; these two don't. */
 bool di_json_equal(const di_json *a, const di_json *b) {
+    if (json_is_array(a) && json_is_array(b)) {
+        bool is_equal = json_array_size(a) == json_array_size(b);
+        for (size_t i = 0; is_equal && i < json_array_size(a); i++) {
+            is_equal = di_json_equal(json_array_get(a, i), json_array_get(b, i));
+        }
+        return is_equal;
+    }
+    if (json_is_object(a) && json_is_object(b)) {
+        bool is_equal = json_object_size(a) == json_object_size(b);
+        for (void *it = di_json_iter(a); is_equal && it; it = di_json_iter_next(a, it)) {
+            size_t len;
+            const char *key = di_json_iter_key(it, &len);
+            is_equal = di_json_equal(di_json_iter_value(it), json_object_getn(b, key, len));
+        }
+        return is_equal;
+    }
     return json_equal(a, b) != 0;
 }
 
 di_json *di_json_copy(const di_json *v) {
-    return json_deep_copy(v);
+    if (!json_is_array(v) && !json_is_object(v)) {
+        return json_deep_copy(v);
+    }
+    json_t *copy = json_is_array(v) ? json_array() : json_object();
+    bool is_ok = copy != NULL;
+    for (size_t i = 0; is_ok && i < json_array_size(v); i++) {
+        is_ok = json_array_append_new(copy, di_json_copy(json_array_get(v, i))) == 0;
+    }
+    for (void *it = is_ok ? di_json_iter(v) : NULL; is_ok && it; it = di_json_iter_next(v, it)) {
+        size_t len;
+        const char *key = di_json_iter_key(it, &len);
+        is_ok = json_object_setn_new_nocheck(copy, key, len, di_json_copy(di_json_iter_value(it))) == 0;
+    }
+    if (!is_ok) {
+        json_decref(copy);
+        return NULL;
+    }
+    return copy;
 }
 
 void di_json_write_escaped(di_strbuf *out, const char *s, size_t len) {
@@ -244,7 +278,8 @@ void di_json_write_string(di_strbuf *out, const char *s, size_t len) {
     di_strbuf_putc(out, '"');
 }
 
-/* Digits and exponent of |v| rounded to n digits: |v| ~ d.ddd * 10^exponent. Independent of the locale's decimal point. */
+/* Digits and exponent of |v| rounded to n digits: |v| ~ d.ddd * 10^exponent. Independent of the locale's decimal point.
+ */
 static void round_digits(double v, int n, char digits[32], int *exponent) {
     char text[48];
     snprintf(text, sizeof text, "%.*e", n - 1, fabs(v));

@@ -40,8 +40,8 @@ static json_t *fail_at(reader *r, const char *at, const char *what) {
 
 static json_t *fail_memory(reader *r) {
     if (!r->status) {
-        r->status = di_fail(r->err, DI_ERR_MEMORY, "out of memory while reading JSON of %zu bytes",
-                            (size_t)(r->end - r->text));
+        r->status =
+            di_fail(r->err, DI_ERR_MEMORY, "out of memory while reading JSON of %zu bytes", (size_t)(r->end - r->text));
     }
     return NULL;
 }

@@ -1,7 +1,8 @@
 /* Hash map with open addressing and linear probing, at most three quarters full.
  *
- * Keys are compared by length and bytes, so that they may hold NUL and the empty key is a key. The hash is FNV-1a with a
- * finaliser, because linear probing wants well mixed low bits. Keys come from files the user chose, not from the network. */
+ * Keys are compared by length and bytes, so that they may hold NUL and the empty key is a key. The hash is FNV-1a with
+ * a finaliser, because linear probing wants well mixed low bits. Keys come from files the user chose, not from the
+ * network. */
 #include "map.h"
 
 #include <stdlib.h>

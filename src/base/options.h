@@ -35,6 +35,7 @@ typedef enum di_option_group {
     DI_GROUP_REQUEST,
     DI_GROUP_SAMPLING,
     DI_GROUP_ENGINE,
+    DI_GROUP_CPU,
     DI_GROUP_OUTPUT,
     DI_GROUP_COUNT
 } di_option_group;
@@ -72,8 +73,8 @@ typedef enum di_option_id {
 
 typedef enum di_option_source { DI_SOURCE_DEFAULT, DI_SOURCE_ENVIRONMENT, DI_SOURCE_FLAG } di_option_source;
 
-/* One field a row of options.def: int64_t (OPT_INT, OPT_BYTES), uint64_t, double, bool, a string (NULL when not given), a
- * choice (the accepted word, or the integer's canonical spelling), a list. */
+/* One field a row of options.def: int64_t (OPT_INT, OPT_BYTES), uint64_t, double, bool, a string (NULL when not given),
+ * a choice (the accepted word, or the integer's canonical spelling), a list. */
 typedef struct di_options {
 #define OPT_INT(field, ...) int64_t field;
 #define OPT_BYTES(field, ...) int64_t field;
@@ -103,8 +104,8 @@ void di_options_init(di_options *opt);
 void di_options_deinit(di_options *opt);
 
 /* Reads argv [argc] (behind the command's name) and the environment into opt, which needs no init before and a deinit
- * after, on error too. command is one DI_COMMAND_ bit: a flag of another command is an error. envp NULL is the process's
- * environment. Warnings (may be NULL) gets one line for each. DI_ERR_ARG, DI_ERR_MEMORY. */
+ * after, on error too. command is one DI_COMMAND_ bit: a flag of another command is an error. envp NULL is the
+ * process's environment. Warnings (may be NULL) gets one line for each. DI_ERR_ARG, DI_ERR_MEMORY. */
 di_status di_options_read(di_options *opt, unsigned command, int argc, char *const *argv, char *const *envp,
                           di_strbuf *warnings, di_error *err);
 

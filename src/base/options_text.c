@@ -12,6 +12,7 @@ static const struct {
     [DI_GROUP_REQUEST] = {"Requests", "What is asked, and in which form."},
     [DI_GROUP_SAMPLING] = {"Sampling", "Defaults of requests that don't name these themselves."},
     [DI_GROUP_ENGINE] = {"Engine", "How requests are run, within which memory."},
+    [DI_GROUP_CPU] = {"Processor", "How the processor computes; none of these changes a result."},
     [DI_GROUP_OUTPUT] = {"Output", "In which form results are printed."},
 };
 
@@ -188,16 +189,16 @@ static void put_cell(di_strbuf *out, const char *text) {
 }
 
 void di_options_markdown(di_strbuf *out) {
-    di_strbuf_puts(out,
-                   "# Options\n\n"
-                   "Made from `src/base/options.def` by `ninja -C build/release docs`; a test compares the two.\n\n"
-                   "A flag beats the environment, which beats the default. `--flag value` and `--flag=value` are the "
-                   "same; `--` ends the\n"
-                   "options. An empty variable counts as unset. A bad value is an error (exit status 2) that names the "
-                   "variable and what is\n"
-                   "accepted; an unknown `DEEPINFER_` variable is a warning. Where a row has two variables, they are one "
-                   "option: set to different\n"
-                   "values they are an error.\n");
+    di_strbuf_puts(
+        out, "# Options\n\n"
+             "Made from `src/base/options.def` by `ninja -C build/release docs`; a test compares the two.\n\n"
+             "A flag beats the environment, which beats the default. `--flag value` and `--flag=value` are the "
+             "same; `--` ends the\n"
+             "options. An empty variable counts as unset. A bad value is an error (exit status 2) that names the "
+             "variable and what is\n"
+             "accepted; an unknown `DEEPINFER_` variable is a warning. Where a row has two variables, they are one "
+             "option: set to different\n"
+             "values they are an error.\n");
     for (int group = 0; group < DI_GROUP_COUNT; group++) {
         di_strbuf_printf(out, "\n## %s\n\n%s\n\n", groups[group].title, groups[group].about);
         di_strbuf_puts(out, "| flag | environment | accepts | default | commands | meaning |\n"

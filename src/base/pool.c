@@ -1,8 +1,8 @@
 /* Thread pool: fixed parts, taken from one counter.
  *
- * The state of a job is one 64-bit ticket, generation in the upper half and next part in the lower. A worker takes a part
- * by compare-and-swap of the ticket, so that a worker that was late can only take a part of the job whose description it
- * has read:
+ * The state of a job is one 64-bit ticket, generation in the upper half and next part in the lower. A worker takes a
+ * part by compare-and-swap of the ticket, so that a worker that was late can only take a part of the job whose
+ * description it has read:
  *
  *     caller:  close ticket (gen, CLOSED) -> write fn, ctx, n_parts -> publish (gen + 1, 0) -> take parts -> wait
  *     worker:  read ticket -> read fn, ctx, n_parts -> swap (gen, i) for (gen, i + 1) -> run part i -> add to n_done
@@ -19,12 +19,16 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "error.h"
 #include "util.h"
 
 enum { SPIN_NS = 50000, SPINS_PER_CLOCK = 64 };
+
+/* How often each thread comes back for more, where parts are that many: enough to balance parts that differ. */
+enum { TAKES_PER_THREAD = 16 };
 
 /* A part number that no job reaches. */
 #define CLOSED ((uint64_t)UINT32_MAX)
@@ -74,12 +78,16 @@ static uint32_t work(di_pool *pool, int index) {
         if (part >= n_parts) {
             return (uint32_t)(ticket >> 32);
         }
-        if (!atomic_compare_exchange_weak_explicit(&pool->ticket, &ticket, ticket + 1, memory_order_acq_rel,
-                                                   memory_order_relaxed)) {
+        int64_t n_taken = DI_MAX(n_parts / (TAKES_PER_THREAD * pool->n_threads), 1);
+        n_taken = DI_MIN(n_taken, n_parts - part);
+        if (!atomic_compare_exchange_weak_explicit(&pool->ticket, &ticket, ticket + (uint64_t)n_taken,
+                                                   memory_order_acq_rel, memory_order_relaxed)) {
             continue;
         }
-        fn(ctx, part, n_parts, index);
-        int64_t n_done = atomic_fetch_add_explicit(&pool->n_done, 1, memory_order_seq_cst) + 1;
+        for (int64_t i = part; i < part + n_taken; i++) {
+            fn(ctx, i, n_parts, index);
+        }
+        int64_t n_done = atomic_fetch_add_explicit(&pool->n_done, n_taken, memory_order_seq_cst) + n_taken;
         if (n_done == n_parts && index != 0 && atomic_load(&pool->is_caller_asleep)) {
             pthread_mutex_lock(&pool->mutex);
             pthread_cond_signal(&pool->done);
@@ -201,6 +209,35 @@ void di_pool_destroy(di_pool *pool) {
 
 int di_pool_threads(const di_pool *pool) {
     return pool->n_threads;
+}
+
+di_status di_pool_pin(di_pool *pool, di_error *err) {
+    cpu_set_t usable;
+    CPU_ZERO(&usable);
+    if (sched_getaffinity(0, sizeof usable, &usable) != 0) {
+        return di_fail(err, DI_ERR_DEVICE, "pinning %d threads: the system does not name the processors",
+                       pool->n_threads);
+    }
+    if (CPU_COUNT(&usable) < pool->n_threads) {
+        return di_fail(err, DI_ERR_DEVICE, "pinning %d threads: found %d processors, expected one for each",
+                       pool->n_threads, CPU_COUNT(&usable));
+    }
+    int index = 0;
+    for (int cpu = 0; cpu < CPU_SETSIZE && index < pool->n_threads; cpu++) {
+        if (!CPU_ISSET(cpu, &usable)) {
+            continue;
+        }
+        cpu_set_t one;
+        CPU_ZERO(&one);
+        CPU_SET(cpu, &one);
+        int code = index ? pthread_setaffinity_np(pool->workers[index].thread, sizeof one, &one) : 0;
+        if (code != 0) {
+            return di_fail(err, DI_ERR_DEVICE, "pinning thread %d of %d to processor %d: %s", index + 1,
+                           pool->n_threads, cpu, strerror(code));
+        }
+        index++;
+    }
+    return DI_OK;
 }
 
 void di_pool_run(di_pool *pool, di_pool_fn fn, void *ctx, int64_t n_parts) {

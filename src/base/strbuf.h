@@ -1,7 +1,7 @@
 /* String buffers: growing bytes, always NUL-terminated once something was appended.
  *
- * A failed allocation is sticky: later appends do nothing and di_strbuf_status reports it, so that a renderer checks once
- * at its end. Bytes may hold NUL; len is the truth. */
+ * A failed allocation is sticky: later appends do nothing and di_strbuf_status reports it, so that a renderer checks
+ * once at its end. Bytes may hold NUL; len is the truth. */
 #ifndef DI_BASE_STRBUF_H
 #define DI_BASE_STRBUF_H
 
@@ -16,8 +16,8 @@ typedef struct di_strbuf {
     bool failed;
 } di_strbuf;
 
-void di_strbuf_deinit(di_strbuf *sb);           /* zeroes it; zeroed storage is a valid empty buffer */
-void di_strbuf_reset(di_strbuf *sb);            /* keeps the memory */
+void di_strbuf_deinit(di_strbuf *sb); /* zeroes it; zeroed storage is a valid empty buffer */
+void di_strbuf_reset(di_strbuf *sb);  /* keeps the memory */
 void di_strbuf_append(di_strbuf *sb, const char *s, size_t n);
 void di_strbuf_puts(di_strbuf *sb, const char *s);
 void di_strbuf_putc(di_strbuf *sb, char c);

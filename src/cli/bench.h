@@ -14,7 +14,7 @@ typedef struct di_bench {
     const char *what;      /* bench that runs now; owned by nobody */
     di_pool *pool;         /* owned; for the machine's limits */
     double read_bandwidth; /* bytes per second; 0 = not measured yet */
-    double peak;           /* fp32 operations per second of plain code, or bf16 of the backend; 0 = not measured yet */
+    double peak;           /* bf16 operations per second; 0 = not measured yet */
     int n_rows;
 } di_bench;
 
@@ -25,7 +25,11 @@ di_status di_bench_row(di_bench *b, const char *name, double *runs, int n, const
 /* Bytes per second that all threads together read from memory: a buffer several times the last-level cache. */
 di_status di_bench_bandwidth(di_bench *b, double *out, di_error *err);
 
-/* The benches: model (prefill, decode) and tokenizer. */
+/* Operations per second of bf16 products that the device's threads together can do at most, by its own probe. */
+di_status di_bench_peak(di_bench *b, const di_device_ops *ops, di_device *device, double *out, di_error *err);
+
+/* The benches: kernels, model (prefill, decode) and tokenizer. */
+di_status di_bench_kernels(di_bench *b, di_error *err);
 di_status di_bench_prefill(di_bench *b, di_error *err);
 di_status di_bench_decode(di_bench *b, di_error *err);
 di_status di_bench_tokenizer(di_bench *b, di_error *err);

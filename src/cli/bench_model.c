@@ -1,12 +1,13 @@
 /* bench prefill and decode: the whole model through the engine, as `run` uses it.
  *
- * A prefill run is one prompt of 512 tokens up to its first sampled token. A decode run is B sequences with prompts of
- * 32 tokens and the steps after all of them have their first token. Greedy, end marks ignored; prompts are made-up ids,
- * so that caches and experts see varied input. The limits: the bytes of weights that a step must read at least, at the
- * measured read bandwidth. */
+ * On the model of --model (the rows are named after the one that ships), then on two layers at the released dimensions
+ * with made-up weights (--dummy-layers), where they fit. A prefill run is one prompt of 512 tokens up to its first
+ * sampled token. A decode run is B sequences with prompts of 32 tokens and the steps after all of them have their first
+ * token. Greedy, end marks ignored; prompts are made-up ids, so that caches and experts see varied input. The limits:
+ * the bytes of weights that a step must read at least, at the measured read bandwidth. */
 #include "bench.h"
 
-enum { PREFILL_TOKENS = 512, PROMPT_TOKENS = 32, DECODE_TOKENS = 64, BATCH_MAX = 16 };
+enum { PREFILL_TOKENS = 512, PROMPT_TOKENS = 32, DECODE_TOKENS = 64, BATCH_MAX = 16, LAYERS_BATCH = 8 };
 
 typedef struct counter {
     int64_t n; /* tokens so far */
@@ -93,40 +94,112 @@ static di_status open_for(di_bench *b, di_cli_model *m, int64_t batch_tokens, in
     return di_cli_model_open(m, &opt, err);
 }
 
-di_status di_bench_prefill(di_bench *b, di_error *err) {
-    di_cli_model m = {0};
-    int32_t ids[PREFILL_TOKENS];
-    double runs[DI_BENCH_RUNS], bandwidth = 0;
-    di_status st = open_for(b, &m, PREFILL_TOKENS, BATCH_MAX, err);
-    for (int i = -1; i < DI_BENCH_RUNS && !st; i++) { /* one run to warm up */
+/* ---- what a step costs -------------------------------------------------------------------------------------------
+ */
+
+/* Multiply-adds of one prompt row at position `pos`, head left out, twice over: operations. */
+static double row_operations(const di_config *c, double pos) {
+    double h = c->hidden, ad = (double)c->n_heads * c->head_dim, m = c->hc_mult, macs = 0;
+    for (int32_t l = 0; l < c->n_layers; l++) {
+        double keys = DI_MIN(pos, c->window), entries = c->ratio[l] ? pos / c->ratio[l] : 0;
+        macs += h * c->q_rank + c->q_rank * ad + h * c->head_dim;                      /* queries, window keys */
+        macs += ad * c->o_rank + (double)c->o_groups * c->o_rank * h;                  /* output projection */
+        macs += 2 * ad * (keys + DI_MIN(entries, c->index_topk));                      /* attention */
+        macs += 2 * (2 + m) * m * m * h;                                               /* hyper-connections */
+        macs += h * c->n_experts + 3.0 * (c->n_experts_tok + 1) * h * c->intermediate; /* router, experts */
+        if (di_config_is_kv_source(c, l))
+            macs += h * c->head_dim * c->ratio[l] + (double)c->head_dim * c->index_dim;
+        if (di_config_is_index_source(c, l))
+            macs += (double)c->index_heads * c->index_dim * (c->q_rank + entries) + h * c->index_heads;
+    }
+    return 2 * macs;
+}
+
+/* ---- prefill ------------------------------------------------------------------------------------------------------
+ */
+
+/* Times prompts of n tokens up to their first token. is_peak: the limit is arithmetic, else the read bandwidth. */
+static di_status prefill_row(di_bench *b, di_cli_model *m, const char *name, int64_t n, int n_runs, bool is_peak,
+                             di_error *err) {
+    int32_t *ids = malloc((size_t)n * sizeof *ids);
+    double runs[DI_BENCH_RUNS], limit = 0;
+    if (!ids)
+        return di_fail(err, DI_ERR_MEMORY, "a prompt of %lld tokens", (long long)n);
+    di_status st = is_peak ? di_bench_peak(b, m->loaded.backend.device, m->loaded.device, &limit, err)
+                           : di_bench_bandwidth(b, &limit, err);
+    for (int i = -1; i < n_runs && !st; i++) { /* one run to warm up */
         counter c = {0};
-        fill_prompt(ids, PREFILL_TOKENS, m.loaded.config.vocab, (uint64_t)(i + 1));
+        fill_prompt(ids, n, m->loaded.config.vocab, (uint64_t)(i + 1));
         int64_t start_ns = di_clock_ns();
-        if ((st = submit(&m, ids, PREFILL_TOKENS, 1, &c, err)) || (st = run_until(&m, &c, 1, 1, err)))
+        if ((st = submit(m, ids, n, 1, &c, err)) || (st = run_until(m, &c, 1, 1, err)))
             break;
         if (i >= 0)
-            runs[i] = PREFILL_TOKENS / ((double)(di_clock_ns() - start_ns) * 1e-9);
-        while (di_engine_step(m.engine)) {
+            runs[i] = (double)n / ((double)(di_clock_ns() - start_ns) * 1e-9);
+        while (di_engine_step(m->engine)) {
         }
     }
-    if (!st)
-        st = di_bench_bandwidth(b, &bandwidth, err);
-    if (!st)
-        st = di_bench_row(b, "tiny_512", runs, DI_BENCH_RUNS, "tokens/s",
-                          PREFILL_TOKENS * bandwidth / step_bytes(&m, PREFILL_TOKENS), "read_bandwidth", err);
-    di_cli_model_close(&m);
+    free(ids);
+    if (st)
+        return di_error_context(err, st, "%s", name);
+    if (is_peak) {
+        double operations = 0;
+        for (int64_t p = 0; p < n; p += 64)
+            operations += 64 * row_operations(&m->loaded.config, (double)p);
+        return di_bench_row(b, name, runs, n_runs, "tokens/s", limit * (double)n / operations, "peak_bf16", err);
+    }
+    return di_bench_row(b, name, runs, n_runs, "tokens/s", (double)n * limit / step_bytes(m, n), "read_bandwidth", err);
+}
+
+/* Opens the layers at the released dimensions; false, with a line on standard error, where nobody asked for them and
+ * they don't fit. */
+static bool open_layers(di_bench *b, di_cli_model *m, int64_t batch_tokens, di_status *st, di_error *err) {
+    di_options opt = *b->opt;
+    bool is_asked = opt.dummy_layers > 0;
+    opt.dummy_layers = is_asked ? opt.dummy_layers : 2;
+    opt.max_batched_tokens = batch_tokens;
+    opt.chunk = batch_tokens;
+    opt.max_seqs = LAYERS_BATCH;
+    opt.max_model_len = batch_tokens + 256;
+    *st = di_cli_model_open(m, &opt, err);
+    if (*st == DI_ERR_MEMORY && !is_asked) {
+        fprintf(stderr, "deepinfer: bench %s: no rows of layers at the released dimensions: %s\n", b->what,
+                err->message);
+        *st = DI_OK;
+        return false;
+    }
+    return !*st;
+}
+
+di_status di_bench_prefill(di_bench *b, di_error *err) {
+    di_cli_model m = {0};
+    di_status st = DI_OK;
+    if (!b->opt->dummy_layers) {
+        st = open_for(b, &m, PREFILL_TOKENS, BATCH_MAX, err);
+        if (!st)
+            st = prefill_row(b, &m, "tiny_512", PREFILL_TOKENS, DI_BENCH_RUNS, false, err);
+        di_cli_model_close(&m);
+    }
+    if (!st && open_layers(b, &m, 1024, &st, err)) {
+        st = prefill_row(b, &m, "layers_1024", 1024, 3, false, err);
+        di_cli_model_close(&m);
+    }
+    if (!st && open_layers(b, &m, 8192, &st, err)) {
+        st = prefill_row(b, &m, "layers_8192", 8192, 1, true, err);
+        di_cli_model_close(&m);
+    }
     return st;
 }
 
-static di_status decode_row(di_bench *b, di_cli_model *m, const char *name, int n_seqs, di_error *err) {
+static di_status decode_row(di_bench *b, di_cli_model *m, const char *name, int n_seqs, int n_runs, int64_t n_tokens,
+                            di_error *err) {
     double runs[DI_BENCH_RUNS], bandwidth;
     di_status st = DI_OK;
-    for (int i = -1; i < DI_BENCH_RUNS && !st; i++) {
+    for (int i = -1; i < n_runs && !st; i++) {
         counter c[BATCH_MAX] = {{0}};
         int32_t ids[PROMPT_TOKENS];
         for (int s = 0; s < n_seqs && !st; s++) {
             fill_prompt(ids, PROMPT_TOKENS, m->loaded.config.vocab, (uint64_t)((i + 1) * BATCH_MAX + s));
-            st = submit(m, ids, PROMPT_TOKENS, DECODE_TOKENS + 1, &c[s], err);
+            st = submit(m, ids, PROMPT_TOKENS, n_tokens + 1, &c[s], err);
         }
         if (st || (st = run_until(m, c, n_seqs, 1, err)))
             return st;
@@ -142,17 +215,26 @@ static di_status decode_row(di_bench *b, di_cli_model *m, const char *name, int 
     }
     if (st || (st = di_bench_bandwidth(b, &bandwidth, err)))
         return st;
-    return di_bench_row(b, name, runs, DI_BENCH_RUNS, "tokens/s", n_seqs * bandwidth / step_bytes(m, n_seqs),
-                        "read_bandwidth", err);
+    return di_bench_row(b, name, runs, n_runs, "tokens/s", n_seqs * bandwidth / step_bytes(m, n_seqs), "read_bandwidth",
+                        err);
 }
 
 di_status di_bench_decode(di_bench *b, di_error *err) {
     di_cli_model m = {0};
-    di_status st = open_for(b, &m, PREFILL_TOKENS, BATCH_MAX, err);
-    if (!st)
-        st = decode_row(b, &m, "tiny_b1", 1, err);
-    if (!st)
-        st = decode_row(b, &m, "tiny_b16", BATCH_MAX, err);
-    di_cli_model_close(&m);
+    di_status st = DI_OK;
+    if (!b->opt->dummy_layers) {
+        st = open_for(b, &m, PREFILL_TOKENS, BATCH_MAX, err);
+        if (!st)
+            st = decode_row(b, &m, "tiny_b1", 1, DI_BENCH_RUNS, DECODE_TOKENS, err);
+        if (!st)
+            st = decode_row(b, &m, "tiny_b16", BATCH_MAX, DI_BENCH_RUNS, DECODE_TOKENS, err);
+        di_cli_model_close(&m);
+    }
+    if (!st && open_layers(b, &m, 512, &st, err)) {
+        st = decode_row(b, &m, "layers_b1", 1, 3, 16, err);
+        if (!st)
+            st = decode_row(b, &m, "layers_b8", LAYERS_BATCH, 3, 16, err);
+        di_cli_model_close(&m);
+    }
     return st;
 }

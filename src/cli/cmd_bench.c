@@ -10,6 +10,7 @@ typedef struct bench_entry {
 } bench_entry;
 
 static const bench_entry benches[] = {
+    {"kernels", di_bench_kernels},
     {"prefill", di_bench_prefill},
     {"decode", di_bench_decode},
     {"tokenizer", di_bench_tokenizer},
@@ -106,6 +107,12 @@ di_status di_bench_bandwidth(di_bench *b, double *out, di_error *err) {
     b->read_bandwidth = best;
     *out = best;
     return all ? DI_OK : di_fail(err, DI_ERR_INTERNAL, "the read bandwidth: the buffer was not read");
+}
+
+di_status di_bench_peak(di_bench *b, const di_device_ops *ops, di_device *device, double *out, di_error *err) {
+    di_status st = b->peak > 0 ? DI_OK : ops->measure(device, &b->peak, err);
+    *out = b->peak;
+    return st;
 }
 
 int di_cmd_bench(const di_options *opt) {

@@ -34,7 +34,10 @@ static void put_size(di_strbuf *out, const char *label, uint64_t n) {
 /* ---- architecture ------------------------------------------------------------------------------------------------ */
 
 static void put_architecture(di_strbuf *out, const di_options *opt, const di_config *c) {
-    di_strbuf_printf(out, "model %s\n\narchitecture\n", opt->model);
+    if (opt->dummy_layers)
+        di_strbuf_printf(out, "%d layers at the released dimensions\n\narchitecture\n", c->n_layers);
+    else
+        di_strbuf_printf(out, "model %s\n\narchitecture\n", opt->model);
     put_label(out, "class");
     di_strbuf_printf(out, "DeepseekV41ForCausalLM, %s\n", c->has_vision ? "text and images" : "text only");
     put_label(out, "layers");
@@ -167,7 +170,8 @@ static void put_replay(di_strbuf *out, const di_options *opt, const di_config *c
         di_strbuf_puts(out, "off\n");
         return;
     }
-    int64_t exact = di_config_replay_exact(c), keep = load->replay_keep ? load->replay_keep : exact;
+    int64_t exact = di_config_replay_exact(c),
+            keep = load->replay_keep ? load->replay_keep : DI_MAX(exact, (int64_t)c->window + DI_BACKTRACK);
     di_strbuf_printf(out, "%s, the last %" PRId64 " tokens of a prompt: ", opt->replay, keep);
     if (keep >= exact) {
         di_strbuf_puts(out, "exact\n");
@@ -180,6 +184,8 @@ static void put_plan(di_strbuf *out, const di_options *opt, const di_config *c, 
                      const di_load_plan *plan, const di_device_info *device, di_status fit, const di_error *fit_error) {
     const di_memory_plan *m = &plan->memory;
     di_strbuf_printf(out, "\nmemory plan for %s, %s numerics\n", device->name, opt->numerics);
+    put_label(out, "levels in use");
+    di_strbuf_printf(out, "%s of %s\n", device->levels, device->levels_found);
     put_size(out, load->dummy ? "weights, made up" : "weights, mapped", m->weight_bytes);
     put_size(out, "workspace", m->workspace_bytes);
     put_size(out, "scratch", m->scratch_bytes);
@@ -221,9 +227,10 @@ static di_status plan_memory(di_strbuf *out, const di_options *opt, const di_con
     di_load_plan plan;
     di_error fit_error = {0};
     di_cli_load_options(&load, opt);
+    di_device_config config = di_load_device_config(&load);
     di_status st = di_backend_find(load.backend, &backend, err);
     if (!st)
-        st = backend.device->open(&device, load.threads, err);
+        st = backend.device->open(&device, &config, err);
     if (st)
         return st;
     st = backend.device->info(device, &info, err);
@@ -246,9 +253,11 @@ int di_cmd_info(const di_options *opt) {
     di_config config;
     di_checkpoint *ckpt = NULL;
     di_strbuf out = {0};
-    di_status st = di_config_load(&config, opt->model, &err);
+    di_load_options load;
+    di_cli_load_options(&load, opt);
+    di_status st = di_load_config(&config, &load, &err);
     if (!st) {
-        di_checkpoint_options open = {.dummy = opt->dummy, .headers_only = true};
+        di_checkpoint_options open = {.dummy = load.dummy, .headers_only = true};
         st = di_checkpoint_open(&ckpt, opt->model, &config, &open, &err);
     }
     if (!st) {

@@ -233,8 +233,6 @@ static di_status on_job(void *user, const di_generation *gen, const di_engine_ev
     j->is_done = true;
     if (gen->finish == DI_FINISH_ERROR)
         j->batch->has_failed = true;
-    if (j->batch->opt->stats)
-        di_cli_print_request_stats(gen);
     return DI_OK;
 }
 

@@ -1,35 +1,31 @@
 /* `deepinfer version`: what this program is made of and what it finds on this machine.
  *
- * The instruction sets that are found are those that kernels could use; the ones compiled in are those that they do use. */
+ * The instruction-set levels are those of the processor's kernels: which this machine has, and which are in use under
+ * the cap that --cpu-isa sets. */
 #include "backend/backend.h"
 #include "cli.h"
 
-/* Appends the processor's instruction sets beyond the baseline, a space before each. */
-static void put_found(di_strbuf *out) {
-    size_t before = out->len;
-#if defined(__x86_64__)
-    /* The names must be literals. */
-#define PUT(name)                                                                                                      \
-    if (__builtin_cpu_supports(name)) {                                                                                \
-        di_strbuf_puts(out, " " name);                                                                                 \
+/* Appends the levels of the processor, found and in use. */
+static di_status put_levels(di_strbuf *out, const di_options *opt, di_error *err) {
+    di_backend cpu;
+    di_device *device;
+    di_device_info info;
+    di_device_config config = {.n_threads = 1, .isa = opt->cpu_isa};
+    di_status st = di_backend_find("cpu", &cpu, err);
+    if (!st)
+        st = cpu.device->open(&device, &config, err);
+    if (st)
+        return st;
+    st = cpu.device->info(device, &info, err);
+    if (!st) {
+        di_strbuf_printf(out, "processor: %s\ninstruction-set levels found: %s\n", info.name, info.levels_found);
+        di_strbuf_printf(out, "instruction-set levels in use: %s\n", info.levels);
     }
-    __builtin_cpu_init();
-    PUT("avx2")
-    PUT("fma")
-    PUT("avx512f")
-    PUT("avx512bw")
-    PUT("avx512vl")
-    PUT("avx512vnni")
-    PUT("avx512bf16")
-#undef PUT
-#endif
-    if (out->len == before) {
-        di_strbuf_puts(out, " none beyond the baseline");
-    }
+    cpu.device->close(device);
+    return st;
 }
 
 int di_cmd_version(const di_options *opt) {
-    (void)opt;
     di_strbuf out = {0}, backends = {0};
     di_error err;
     di_strbuf_printf(&out, "deepinfer %s\nbackends:\n", DI_CLI_VERSION);
@@ -39,10 +35,9 @@ int di_cmd_version(const di_options *opt) {
         di_strbuf_printf(&out, "  %.*s\n", (int)len, line);
         line += len + (line[len] == '\n');
     }
-    di_strbuf_puts(&out, "instruction sets compiled in: portable C for the baseline\ninstruction sets found:");
-    put_found(&out);
-    di_strbuf_putc(&out, '\n');
-    di_status st = di_strbuf_status(&out, &err);
+    di_status st = put_levels(&out, opt, &err);
+    if (!st)
+        st = di_strbuf_status(&out, &err);
     if (!st) {
         st = di_cli_print(out.data, out.len, &err);
     }

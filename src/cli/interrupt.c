@@ -109,7 +109,7 @@ di_line_state di_line_reader_next(di_line_reader *r, bool may_wait, const char *
     for (;;) {
         size_t left = r->buf.len - r->at;
         char *start = r->buf.data ? r->buf.data + r->at : NULL;
-        char *end = left > r->searched ? memchr(start + r->searched, '\n', left - r->searched) : NULL;
+        char *end = start && left > r->searched ? memchr(start + r->searched, '\n', left - r->searched) : NULL;
         if (end || (r->is_end && left > 0)) {
             *line = start;
             *len = end ? (size_t)(end - start) : left;

@@ -1,7 +1,7 @@
 /* The front of the program: which command, its options, its help, and the exit status.
  *
- * Exit status: 0 done, 1 the run failed, 2 usage, 3 the model's files, 4 a resource is short. SIGPIPE is ignored, so that
- * a reader that goes away is an error of a write; SIGINT is left to the commands that run long. */
+ * Exit status: 0 done, 1 the run failed, 2 usage, 3 the model's files, 4 a resource is short. SIGPIPE is ignored, so
+ * that a reader that goes away is an error of a write; SIGINT is left to the commands that run long. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -11,47 +11,33 @@
 
 typedef struct command {
     const char *name;
-    unsigned bit;       /* DI_COMMAND_ */
-    const char *args;   /* how the positional arguments read in --help */
+    unsigned bit;     /* DI_COMMAND_ */
+    const char *args; /* how the positional arguments read in --help */
     size_t n_args_max;
-    const char *help;   /* one line */
-    const char *about;  /* more lines of `COMMAND --help`, or "" */
+    const char *help;  /* one line */
+    const char *about; /* more lines of `COMMAND --help`, or "" */
     int (*run)(const di_options *opt);
 } command;
 
 /* clang-format off */
 static const command commands[] = {
-#if defined(DI_CLI_HAS_RUN)
     {"run", DI_COMMAND_RUN, "[PROMPT]", 1, "answer one prompt, or a batch of requests",
      "PROMPT is one user message, - reads it from standard input, and the answer is streamed to standard output.\n"
      "With --input, each line of FILE is a request and each line of the output its result. Without PROMPT, standard\n"
      "input is read when it is not a terminal. --logprobs goes to standard error. Ctrl-C ends the answer: what there is\n"
      "by then is kept, and the exit status is 130.\n", di_cmd_run},
-#endif
-#if defined(DI_CLI_HAS_CHAT)
     {"chat", DI_COMMAND_CHAT, "", 0, "an interactive conversation",
      "Type a message; /help lists what else can be typed. Ctrl-C stops an answer, Ctrl-D ends.\n", di_cmd_chat},
-#endif
-#if defined(DI_CLI_HAS_BENCH)
     {"bench", DI_COMMAND_BENCH, "WHAT", 1, "measure speed beside this machine's limits", "", di_cmd_bench},
-#endif
-#if defined(DI_CLI_HAS_TOKENIZE)
     {"tokenize", DI_COMMAND_TOKENIZE, "", 0, "texts to token ids and back, as JSON lines",
      "Reads {\"text\":...} or {\"ids\":[...]} a line from standard input, writes {\"ids\":[...]} or {\"text\":...}.\n",
      di_cmd_tokenize},
-#endif
-#if defined(DI_CLI_HAS_ENCODE)
     {"encode", DI_COMMAND_ENCODE, "", 0, "request bodies to prompts, as JSON lines",
      "Reads one request body a line from standard input, writes {\"prompt\":...,\"ids\":[...]} or {\"error\":...}.\n",
      di_cmd_encode},
-#endif
-#if defined(DI_CLI_HAS_PARSE)
     {"parse", DI_COMMAND_PARSE, "", 0, "model outputs to messages, as JSON lines",
      "Reads {\"text\":...} a line from standard input, writes {\"message\":...,\"finish_reason\":...}.\n", di_cmd_parse},
-#endif
-#if defined(DI_CLI_HAS_INFO)
     {"info", DI_COMMAND_INFO, "", 0, "what a model is, and the memory that it needs", "", di_cmd_info},
-#endif
     {"version", DI_COMMAND_VERSION, "", 0, "version, backends and instruction sets", "", di_cmd_version},
 };
 /* clang-format on */
@@ -120,19 +106,22 @@ static void find_default_model(di_strbuf *out) {
 }
 
 static void print_help(FILE *file) {
-    fprintf(file, "deepinfer %s: inference of DeepSeek-V4.1-Flash\n\nusage: deepinfer COMMAND [OPTION]... [ARGUMENT]...\n\n",
+    fprintf(file,
+            "deepinfer %s: inference of DeepSeek-V4.1-Flash\n\nusage: deepinfer COMMAND [OPTION]... [ARGUMENT]...\n\n",
             DI_CLI_VERSION);
     for (size_t i = 0; i < DI_COUNT(commands); i++) {
         fprintf(file, "  %-10s %s\n", commands[i].name, commands[i].help);
     }
-    fprintf(file, "\n'deepinfer COMMAND --help' lists the options of a command.\n"
-                  "Exit status: 0 done, 1 a request or the run failed, 2 usage, 3 the model's files, 4 a resource is short.\n");
+    fprintf(
+        file,
+        "\n'deepinfer COMMAND --help' lists the options of a command.\n"
+        "Exit status: 0 done, 1 a request or the run failed, 2 usage, 3 the model's files, 4 a resource is short.\n");
 }
 
 static di_status print_command_help(const command *cmd, di_error *err) {
     di_strbuf out = {0};
-    di_strbuf_printf(&out, "usage: deepinfer %s [OPTION]...%s%s\n\n%s%s\n%s", cmd->name, *cmd->args ? " " : "", cmd->args,
-                     cmd->help, *cmd->about ? "." : "", cmd->about);
+    di_strbuf_printf(&out, "usage: deepinfer %s [OPTION]...%s%s\n\n%s%s\n%s", cmd->name, *cmd->args ? " " : "",
+                     cmd->args, cmd->help, *cmd->about ? "." : "", cmd->about);
     di_options_help(&out, cmd->bit);
     di_status st = di_strbuf_status(&out, err);
     if (!st) {

@@ -35,9 +35,9 @@ static di_status create(di_engine *e, const di_memory_plan *plan, di_error *err)
     e->stats.replay_keep = e->keep;
     e->stats.is_replay_exact = e->keep == 0 || e->keep >= di_config_replay_exact(c);
     size_t n = (size_t)o->seqs_max;
-    e->running = calloc(n, sizeof *e->running);
+    e->running = calloc(n, sizeof(di_sequence *));
     e->rows = calloc(n, sizeof *e->rows);
-    e->batch = calloc(n, sizeof *e->batch);
+    e->batch = calloc(n, sizeof(di_sequence *));
     e->logits = malloc((size_t)e->n_vocab * sizeof *e->logits);
     if (!e->running || !e->rows || !e->batch || !e->logits)
         return di_fail(err, DI_ERR_MEMORY, "engine for %d sequences", o->seqs_max);

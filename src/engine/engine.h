@@ -122,10 +122,13 @@ void di_engine_stats_get(const di_engine *engine, di_engine_stats *out);
 
 typedef struct di_load_options {
     const char *dir;
-    const char *backend; /* "auto", "cpu", ... */
-    int threads;         /* 0: all */
-    bool dummy;          /* make the weights up */
-    bool with_draft;     /* load the draft module too */
+    const char *backend;  /* "auto", "cpu", ... */
+    int threads;          /* 0: all */
+    const char *cpu_isa;  /* level of the processor's kernels; NULL and "auto": the best */
+    bool is_pinned;       /* one processor for each worker thread */
+    bool dummy;           /* make the weights up */
+    int32_t dummy_layers; /* above 0: no folder, that many layers at the released dimensions; with `dummy` */
+    bool with_draft;      /* load the draft module too */
     di_numerics numerics;
     int32_t seqs_max;
     int64_t batch_tokens_max, chunk_max;
@@ -136,6 +139,14 @@ typedef struct di_load_options {
     void (*progress)(void *user, uint64_t done, uint64_t total); /* of the weights; NULL: none */
     void *user;
 } di_load_options;
+
+/* How these options open the device. */
+static inline di_device_config di_load_device_config(const di_load_options *o) {
+    return (di_device_config){.n_threads = o->threads, .is_pinned = o->is_pinned, .isa = o->cpu_isa};
+}
+
+/* The configuration alone: of the folder, or of dummy_layers. */
+di_status di_load_config(di_config *config, const di_load_options *options, di_error *err);
 
 /* What a model takes on this machine. */
 typedef struct di_load_plan {

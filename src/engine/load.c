@@ -124,6 +124,8 @@ di_status di_load_plan_make(di_load_plan *plan, const di_config *c, const di_loa
  */
 
 static di_status open_tokenizer(di_loaded *l, const di_load_options *o, di_error *err) {
+    if (o->dummy_layers > 0)
+        return DI_OK;
     di_strbuf path = {0};
     di_path_join(&path, o->dir, "tokenizer.json");
     di_status st = di_strbuf_status(&path, err);
@@ -181,17 +183,23 @@ static di_status check_folder(const char *dir, di_error *err) {
     return di_fail(err, DI_ERR_NOT_FOUND, "model '%s': no such folder", dir);
 }
 
+di_status di_load_config(di_config *config, const di_load_options *o, di_error *err) {
+    if (o->dummy_layers > 0)
+        return di_config_released_layers(config, o->dummy_layers, err);
+    di_status st = check_folder(o->dir, err);
+    return st ? st : di_config_load(config, o->dir, err);
+}
+
 di_status di_load_open(di_loaded *l, const di_load_options *o, di_error *err) {
     memset(l, 0, sizeof *l);
     int64_t start_ns = di_clock_ns();
     di_status st;
-    if ((st = check_folder(o->dir, err)))
-        goto out;
-    if ((st = di_config_load(&l->config, o->dir, err)))
+    if ((st = di_load_config(&l->config, o, err)))
         goto out;
     if ((st = di_backend_find(o->backend, &l->backend, err)))
         goto out;
-    if ((st = l->backend.device->open(&l->device, o->threads, err)))
+    di_device_config device = di_load_device_config(o);
+    if ((st = l->backend.device->open(&l->device, &device, err)))
         goto out;
     if ((st = di_load_plan_make(&l->plan, &l->config, o, &l->backend, l->device, err)))
         goto out;

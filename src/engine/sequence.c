@@ -122,7 +122,7 @@ static di_status fill(di_sequence *s, const di_submission *sub, di_error *err) {
     int64_t max_tokens = s->sampling.max_tokens > 0 ? s->sampling.max_tokens : MAX_TOKENS_DEFAULT;
     max_tokens = DI_MIN(max_tokens, e->options.context_max - n_prompt);
     s->sampling.max_tokens = max_tokens;
-    int64_t n_blocks = di_kv_blocks_for(n_prompt + max_tokens);
+    int64_t n_tokens = n_prompt + max_tokens, n_blocks = di_kv_blocks_for(n_tokens);
     if (n_blocks > e->kv.blocks.n_units)
         return di_fail(
             err, DI_ERR_REQUEST,
@@ -130,10 +130,10 @@ static di_status fill(di_sequence *s, const di_submission *sub, di_error *err) {
             "raise --kv-memory",
             (long long)n_prompt, (long long)max_tokens, (long long)n_blocks, e->kv.blocks.n_units);
     s->blocks_max = (int32_t)n_blocks;
-    s->tokens = malloc((size_t)(n_prompt + max_tokens) * sizeof *s->tokens);
+    s->tokens = malloc((size_t)n_tokens * sizeof *s->tokens);
     s->blocks = malloc((size_t)n_blocks * sizeof *s->blocks);
     if (!s->tokens || !s->blocks)
-        return di_fail(err, DI_ERR_MEMORY, "sequence of %lld tokens", (long long)(n_prompt + max_tokens));
+        return di_fail(err, DI_ERR_MEMORY, "sequence of %lld tokens", (long long)n_tokens);
     memcpy(s->tokens, sub->ids, sub->n_ids * sizeof *s->tokens);
     s->n_tokens = n_prompt;
     s->gen.n_prompt = n_prompt;

@@ -8,6 +8,8 @@
 
 #include <math.h>
 
+#include "format_inline.h"
+
 /* ---- tables ------------------------------------------------------------------------------------------------------ */
 
 /* E4M3 with exponent field e and mantissa m: m * 2^-9 for e = 0, (8 + m) * 2^(e-10) above. */
@@ -29,93 +31,40 @@ const float di_e2m1_table[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,
 
 /* ---- single values ----------------------------------------------------------------------------------------------- */
 
-/* Magnitudes are compared as bit patterns: non-negative integers that order as the floats do, with NaN above all. */
-static inline uint32_t e4m3_code(float f) {
-    uint32_t bits = di_f32_bits(f);
-    int32_t a = (int32_t)(bits & 0x7FFFFFFFu);
-    int32_t u = a > 0x43E00000 ? 0x43E00000 : a; /* 448 */
-    /* Normal codes: 3 mantissa bits, exponent rebased from 127 to 7. */
-    int32_t normal = ((u + 0x7FFFF + ((u >> 20) & 1)) >> 20) - (120 << 3);
-    /* Below 2^-6 the grid is 2^-9: adding 2^14, whose ulp that is, rounds to nearest even. Code 8 is 2^-6 again. */
-    int32_t small = (int32_t)di_f32_bits(di_f32_from_bits((uint32_t)u) + 16384.0f) - 0x46800000;
-    int32_t code = u < 0x3C800000 ? small : normal;
-    code = a > 0x7F800000 ? 0x7F : code;
-    return (uint32_t)code | ((bits >> 24) & 0x80u);
-}
-
-/* The code is the number of borders between neighbours that the magnitude has passed; a tie goes to the even code. */
-static inline uint32_t e2m1_code(float f) {
-    uint32_t bits = di_f32_bits(f);
-    int32_t a = (int32_t)(bits & 0x7FFFFFFFu);
-    int32_t code = (a > 0x3E800000)    /* .25 */
-                   + (a >= 0x3F400000) /* .75 */
-                   + (a > 0x3FA00000)  /* 1.25 */
-                   + (a >= 0x3FE00000) /* 1.75 */
-                   + (a > 0x40200000)  /* 2.5 */
-                   + (a >= 0x40600000) /* 3.5 */
-                   + (a > 0x40A00000); /* 5; NaN and infinities pass all */
-    return (uint32_t)code | ((bits >> 28) & 8u);
-}
-
 uint8_t di_f32_to_e4m3(float f) {
-    return (uint8_t)e4m3_code(f);
+    return (uint8_t)di_e4m3_code(f);
 }
 
 uint8_t di_f32_to_e2m1(float f) {
-    return (uint8_t)e2m1_code(f);
+    return (uint8_t)di_e2m1_code(f);
 }
 
 /* ---- quantisers -------------------------------------------------------------------------------------------------- */
 
-/* NaN must not become a group's scale: it counts as zero here and comes out as a NaN code (E4M3). */
-static inline float abs_max(const float *x, int n, float least) {
-    int32_t most = (int32_t)di_f32_bits(least);
-    for (int i = 0; i < n; i++) {
-        int32_t a = (int32_t)(di_f32_bits(x[i]) & 0x7FFFFFFFu);
-        a = a > 0x7F800000 ? 0 : a;
-        most = a > most ? a : most;
-    }
-    return di_f32_from_bits((uint32_t)most);
-}
-
-/* The smallest power of two >= s, s positive and normal; its E8M0 byte is the exponent field. An infinite s stays
- * infinite: byte 255, NaN. */
-static inline float pow2_ceil(float s) {
-    return di_f32_from_bits((di_f32_bits(s) + 0x007FFFFFu) & 0x7F800000u);
-}
-
-static inline uint8_t e8m0_byte(float pow2) {
-    return (uint8_t)(di_f32_bits(pow2) >> 23);
-}
-
 void di_quant_qa(const float *x, int64_t n, uint8_t *codes, uint8_t *scales) {
-    for (int64_t g = 0; g < n / 32; g++, x += 32, codes += 32) {
-        float s = pow2_ceil(abs_max(x, 32, 1e-4f) / 448.0f), inv = 1.0f / s;
-        scales[g] = e8m0_byte(s);
-        for (int i = 0; i < 32; i++)
-            codes[i] = (uint8_t)e4m3_code(x[i] * inv);
-    }
+    for (int64_t g = 0; g < n / 32; g++, x += 32, codes += 32)
+        scales[g] = di_quant_qa_group(x, codes);
 }
 
 static inline void pack_group(const float *x, int n, float inv, uint8_t *packed) {
     uint8_t code[32];
     for (int i = 0; i < n; i++)
-        code[i] = (uint8_t)e2m1_code(x[i] * inv);
+        code[i] = (uint8_t)di_e2m1_code(x[i] * inv);
     for (int i = 0; i < n / 2; i++)
         packed[i] = (uint8_t)(code[2 * i] | code[2 * i + 1] << 4);
 }
 
 void di_quant_qi(const float *x, int64_t n, uint8_t *packed, uint8_t *scales) {
     for (int64_t g = 0; g < n / 32; g++, x += 32, packed += 16) {
-        float s = pow2_ceil(abs_max(x, 32, 0x1.8p-124f) / 6.0f); /* least 6 * 2^-126 */
-        scales[g] = e8m0_byte(s);
+        float s = di_pow2_ceil(di_abs_max(x, 32, 0x1.8p-124f) / 6.0f); /* least 6 * 2^-126 */
+        scales[g] = di_e8m0_byte(s);
         pack_group(x, 32, 1.0f / s, packed);
     }
 }
 
 void di_quant_qk(const float *x, int64_t n, uint8_t *packed, uint8_t *scales) {
     for (int64_t g = 0; g < n / 16; g++, x += 16, packed += 8) {
-        float s = abs_max(x, 16, 0.01171875f) * (1.0f / 6.0f); /* least 6 * 2^-9 */
+        float s = di_abs_max(x, 16, 0.01171875f) * (1.0f / 6.0f); /* least 6 * 2^-9 */
         scales[g] = di_f32_to_e4m3(s);                         /* clamps to 448 */
         pack_group(x, 16, 1.0f / di_e4m3_to_f32(scales[g]), packed);
     }
@@ -130,14 +79,14 @@ void di_quant_block(const float *w, int64_t n_out, int64_t n_in, uint8_t *codes,
             int n = (int)DI_MIN(32, n_in - i0);
             float most = 1e-4f;
             for (int64_t o = ob * 32; o < o1; o++)
-                most = abs_max(w + o * n_in + i0, n, most);
-            float s = pow2_ceil(most / 448.0f), inv = 1.0f / s;
-            scales[ob * n_blocks + ib] = e8m0_byte(s);
+                most = di_abs_max(w + o * n_in + i0, n, most);
+            float s = di_pow2_ceil(most / 448.0f), inv = 1.0f / s;
+            scales[ob * n_blocks + ib] = di_e8m0_byte(s);
             for (int64_t o = ob * 32; o < o1; o++) {
                 const float *row = w + o * n_in + i0;
                 uint8_t *out = codes + o * n_in + i0;
                 for (int i = 0; i < n; i++)
-                    out[i] = (uint8_t)e4m3_code(row[i] * inv);
+                    out[i] = (uint8_t)di_e4m3_code(row[i] * inv);
             }
         }
     }

@@ -59,25 +59,35 @@ static inline uint32_t di_f32_bits(float f) {
     memcpy(&bits, &f, sizeof bits);
     return bits;
 }
-static inline float di_bf16_to_f32(uint16_t h) { return di_f32_from_bits((uint32_t)h << 16); }
+static inline float di_bf16_to_f32(uint16_t h) {
+    return di_f32_from_bits((uint32_t)h << 16);
+}
 /* Round to nearest even; NaN stays NaN (quiet). */
 static inline uint16_t di_f32_to_bf16(float f) {
     uint32_t u = di_f32_bits(f);
-    if ((u & 0x7FFFFFFFu) > 0x7F800000u) return (uint16_t)((u >> 16) | 0x40u);
+    if ((u & 0x7FFFFFFFu) > 0x7F800000u)
+        return (uint16_t)((u >> 16) | 0x40u);
     return (uint16_t)((u + 0x7FFFu + ((u >> 16) & 1u)) >> 16);
 }
-static inline float di_round_bf16(float f) { return di_bf16_to_f32(di_f32_to_bf16(f)); }
+static inline float di_round_bf16(float f) {
+    return di_bf16_to_f32(di_f32_to_bf16(f));
+}
 
 extern const float di_e4m3_table[256]; /* value of every code */
 extern const float di_e2m1_table[16];
-static inline float di_e4m3_to_f32(uint8_t code) { return di_e4m3_table[code]; }
+static inline float di_e4m3_to_f32(uint8_t code) {
+    return di_e4m3_table[code];
+}
 uint8_t di_f32_to_e4m3(float f); /* clamped to +-448, then round to nearest even; NaN gives 0x7F with f's sign */
 /* 2^(b-127); b = 0 is 2^-127, a subnormal: flush-to-zero must be off where it matters; 255 gives NaN */
 static inline float di_e8m0_to_f32(uint8_t b) {
-    if (b == 255) return di_f32_from_bits(0x7FC00000u);
+    if (b == 255)
+        return di_f32_from_bits(0x7FC00000u);
     return b ? di_f32_from_bits((uint32_t)b << 23) : di_f32_from_bits(0x00400000u);
 }
-static inline float di_e2m1_to_f32(uint8_t code) { return di_e2m1_table[code & 15]; }
+static inline float di_e2m1_to_f32(uint8_t code) {
+    return di_e2m1_table[code & 15];
+}
 uint8_t di_f32_to_e2m1(float f); /* nearest even on 0 .5 1 1.5 2 3 4 6, saturating at 6; NaN and infinities give 6 */
 
 /* ---- quantisers (model.md 0.2 names): x [n] with n a multiple of the group ------------------------------------- */
@@ -119,14 +129,15 @@ void di_kv_decode(di_kv_format format, const uint8_t *data, const uint8_t *scale
 /* ---- elementary functions ---------------------------------------------------------------------------------------
  * Our own, of IEEE operations in a written order (no fused operation), so that every backend and level gives the same
  * bits. Errors: di_exp and di_ln below 1 ulp + 0.5 over their whole range, di_expf below 2 ulp. */
-double di_exp(double x);  /* overflow gives infinity, below -745.2 zero */
-double di_ln(double x); /* natural logarithm; x > 0 normal or subnormal; 0 gives -infinity, negative NaN */
+double di_exp(double x);   /* overflow gives infinity, below -745.2 zero */
+double di_ln(double x);    /* natural logarithm; x > 0 normal or subnormal; 0 gives -infinity, negative NaN */
 double di_log1p(double x); /* x >= 0 */
-float di_expf(float x);   /* below -87.3 zero (no subnormal results), above 88.7 infinity */
+float di_expf(float x);    /* below -87.3 zero (no subnormal results), above 88.7 infinity */
 
 /* The sum order of every product and norm (model.md 0.3): inputs in groups of 32; per group two chains from 0, over the
  * even and over the odd inputs; their sum is added to the accumulator; groups in rising order. Each step rounds the
- * product, then the sum; where both factors are bf16 values the product is exact, and a fused step gives the same bits. */
+ * product, then the sum; where both factors are bf16 values the product is exact, and a fused step gives the same bits.
+ */
 float di_dot32(const float *a, const float *b, int64_t n);
 
 #endif

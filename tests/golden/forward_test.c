@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "backend/cpu/cpu.h"
 #include "golden.h"
 #include "harness.h"
 #include "rig.h"
@@ -75,17 +76,22 @@ static void load_manifest(void) {
     di_strbuf_deinit(&text);
 }
 
-static void open_tiny(rig *r, di_numerics numerics, int threads, int n_seqs) {
+static void open_tiny_level(rig *r, di_numerics numerics, int threads, int n_seqs, const char *isa) {
     load_manifest();
     rig_open(r, &(rig_options){.dir = di_test_source("models/tiny"),
                                .numerics = numerics,
                                .threads = threads,
+                               .isa = isa,
                                .n_seqs = n_seqs,
                                .tokens_max = 1024,
                                .rows_max = 704,
                                .logits_max = 64,
                                .token_map = man.token_map,
                                .n_token_map = man.n_token_map});
+}
+
+static void open_tiny(rig *r, di_numerics numerics, int threads, int n_seqs) {
+    open_tiny_level(r, numerics, threads, n_seqs, NULL);
 }
 
 static golden *open_golden(bool faithful, int prompt) {
@@ -484,6 +490,36 @@ static void batches_and_threads_give_the_same_bits(void **state) {
         free(want[s]);
 }
 
+/* Every level that this machine has, against the reference: a prompt, then single steps. */
+static void levels_give_the_same_bits(void **state) {
+    (void)state;
+    enum { STEPS = 4, PROMPT = 3 };
+    for (int mode = 0; mode < 2; mode++) {
+        float *want = NULL;
+        for (di_cpu_level level = DI_CPU_REF; level <= di_cpu_level_best(); level++) {
+            rig r;
+            open_tiny_level(&r, mode ? DI_NUMERICS_FAITHFUL : DI_NUMERICS_EXACT, 2, 1, di_cpu_level_name(level));
+            int64_t vocab = r.config.vocab, n = man.n[PROMPT];
+            rig_reset(&r);
+            if (!want)
+                want = calloc((size_t)((1 + STEPS) * vocab), sizeof *want);
+            assert_non_null(want);
+            for (int step = 0; step <= STEPS; step++) {
+                const float *logits = step ? rig_run(&r, 0, man.prompt[PROMPT], n - 1 + step, 1, 1, 0)
+                                           : rig_prefill(&r, 0, man.prompt[PROMPT], n, 0, 0);
+                if (level == DI_CPU_REF)
+                    memcpy(want + step * vocab, logits, (size_t)vocab * sizeof *want);
+                else
+                    assert_same_bits(logits, want + step * vocab, vocab, di_cpu_level_name(level));
+                if (step < STEPS)
+                    man.prompt[PROMPT][n + step] = rig_argmax(logits, vocab);
+            }
+            rig_close(&r);
+        }
+        free(want);
+    }
+}
+
 static void bad_batches_are_refused(void **state) {
     (void)state;
     rig r;
@@ -521,4 +557,4 @@ DI_TEST_GROUP(forward_faithful, cmocka_unit_test(faithful_stages), cmocka_unit_t
               cmocka_unit_test(faithful_greedy), cmocka_unit_test(faithful_drafts));
 DI_TEST_GROUP(forward_invariants, cmocka_unit_test(chunks_and_steps_give_the_same_bits),
               cmocka_unit_test(replay_modes_agree), cmocka_unit_test(batches_and_threads_give_the_same_bits),
-              cmocka_unit_test(bad_batches_are_refused));
+              cmocka_unit_test(levels_give_the_same_bits), cmocka_unit_test(bad_batches_are_refused));

@@ -1,5 +1,6 @@
-/* Runs a fuzz target over the files of its corpus, for builds without libFuzzer: CI replays the corpus under sanitizers.
- * Arguments are files or folders of files; none is an error, so that an empty corpus doesn't pass unseen. */
+/* Runs a fuzz target over the files of its corpus, for builds without libFuzzer: CI replays the corpus under
+ * sanitizers. Arguments are files or folders of files; none is an error, so that an empty corpus doesn't pass unseen.
+ */
 #include <dirent.h>
 #include <errno.h>
 #include <stdint.h>

@@ -1,7 +1,7 @@
 /* Test harness: cmocka with groups that register themselves, paths of test data, skips with a reason, properties.
  *
- * A test file is a set of functions and one DI_TEST_GROUP line; the harness brings main. A program of tests runs all its
- * groups but those named long_*, which `--long` runs instead; group names as arguments pick groups. */
+ * A test file is a set of functions and one DI_TEST_GROUP line; the harness brings main. A program of tests runs all
+ * its groups but those named long_*, which `--long` runs instead; group names as arguments pick groups. */
 #ifndef DI_TESTS_HARNESS_H
 #define DI_TESTS_HARNESS_H
 
@@ -50,8 +50,8 @@ const char *di_test_tmp(const char *name);
         skip();                                                                                                        \
     } while (0)
 
-/* A property: the body runs n_runs times with a seed of its own each. The first seed is fixed, so that two runs test the
- * same; `--seed N` starts elsewhere. A failing seed is printed and replayed by `--seed N --runs 1`.
+/* A property: the body runs n_runs times with a seed of its own each. The first seed is fixed, so that two runs test
+ * the same; `--seed N` starts elsewhere. A failing seed is printed and replayed by `--seed N --runs 1`.
  *     DI_PROPERTY(sum_commutes, 100) { uint64_t rng = seed; int a = (int)di_test_random(&rng); ... }
  *     DI_TEST_GROUP(sums, cmocka_unit_test(sum_commutes)); */
 #define DI_PROPERTY(property_name, n_runs)                                                                             \
@@ -68,6 +68,9 @@ void di_test_property(const char *name, void (*body)(uint64_t seed), int n_runs)
 uint64_t di_test_random(uint64_t *rng);
 int64_t di_test_random_range(uint64_t *rng, int64_t low, int64_t high);
 double di_test_random_unit(uint64_t *rng);
+
+/* Whether this build runs under a sanitizer: a test of speed or of much arithmetic may do less then. */
+bool di_test_is_sanitized(void);
 
 /* Asserts that a di_status is DI_OK and prints the message of err otherwise. */
 #define di_test_ok(call, err)                                                                                          \

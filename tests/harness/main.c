@@ -111,6 +111,20 @@ void di_test_property(const char *name, void (*body)(uint64_t seed), int n_runs)
     running_property = NULL;
 }
 
+bool di_test_is_sanitized(void) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    return true;
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+    return true;
+#else
+    return false;
+#endif
+#else
+    return false;
+#endif
+}
+
 static bool is_picked(const char *name, bool is_long, char **picks, int n_picks) {
     if (n_picks == 0) {
         return (strncmp(name, "long_", 5) == 0) == is_long;

@@ -305,7 +305,7 @@ DI_PROPERTY(hc_rows_stand_alone, 20) {
     hc_ctx g = {.m = streams[seed % 4]};
     int64_t n_rows = pick_rows(&rng), h = di_test_random_range(&rng, 1, 200);
     if (seed & 4)
-        h = DI_ROUND_UP(h, 32);
+        h = DI_ROUND_UP(h, seed & 8 ? 128 : 32);
     di_dtype dtype = di_test_random(&rng) & 1 ? DI_F32 : DI_BF16;
     g.x = ops_act_random(&mem, &rng, dtype, n_rows, g.m * h);
     g.f = ops_act_random(&mem, &rng, dtype, n_rows, h);

@@ -19,7 +19,7 @@ static inline void di_cpu_unrotate(const di_attention_args *a, int64_t row, floa
     }
 }
 
-/* Scratch of portable_attention.c. */
+/* Scratch of attention_body.h. (portable_attention.c) */
 void di_cpu_need_portable_attention(const di_limits *limits, di_cpu_need *need);
 
 #endif

@@ -56,4 +56,16 @@ static inline bool di_cpu_ring_fits(const di_ring *ring, size_t record_bytes) {
     return ring->slots && ring->ring_len > 0 && ring->record_bytes >= record_bytes;
 }
 
+/* ---- writers of every level (ref_kv.c) ---- */
+
+/* di_kv_encode, as a level does it. */
+typedef void di_cpu_encode_fn(di_kv_format format, const float *x, int64_t n, uint8_t *data, uint8_t *scale);
+di_cpu_encode_fn di_cpu_avx512_encode; /* avx512_kv.c; x86-64 only */
+/* out [d] from two tokens, each d gate scores, then d latents. */
+typedef void di_cpu_pool_fn(const float *first, const float *second, int64_t d, float *out);
+
+di_status di_cpu_kv_encode_by(di_stream *stream, const di_kv_encode_args *a, di_cpu_encode_fn *encode);
+di_status di_cpu_page_store_by(di_stream *stream, const di_page_store_args *a, di_cpu_encode_fn *encode);
+di_status di_cpu_compress_pool_by(di_stream *stream, const di_compress_pool_args *a, di_cpu_pool_fn *pool);
+
 #endif

@@ -14,20 +14,36 @@
 
 #include "backend/backend.h"
 
-/* Levels in rising order; each applies all those below it first. */
+/* Levels of this architecture in rising order; each applies all those below it first, and a machine has every level
+ * below the highest that it has. */
 typedef enum di_cpu_level {
     DI_CPU_REF,      /* ref_*.c: the readable definition */
     DI_CPU_PORTABLE, /* portable_*.c: plain C, arranged for speed */
+#if defined(__x86_64__)
+    DI_CPU_AVX2,   /* avx2_*.c: AVX2, FMA, F16C */
+    DI_CPU_AVX512, /* avx512_*.c: AVX-512 F, BW, DQ, VL */
+    DI_CPU_AMX,    /* amx_*.c: AMX tiles of bf16, AVX-512 BF16, VBMI */
+#elif defined(__aarch64__)
+    DI_CPU_NEON, /* neon_*.c: what the baseline has, by its own instructions */
+#endif
     DI_CPU_LEVEL_COUNT
 } di_cpu_level;
 
-const char *di_cpu_level_name(di_cpu_level level); /* "ref", "portable" */
+const char *di_cpu_level_name(di_cpu_level level); /* "ref", "portable", "avx2", ... */
 
 /* The kernel table. An operation's kernel has the operation's own signature. */
 typedef struct di_cpu_kernels {
 #define DI_CPU_KERNEL(f) di_status (*f)(di_stream * stream, const di_##f##_args *args);
     DI_OPS_LIST(DI_CPU_KERNEL)
+    /* Where wide products (wide.h) are in use: their engine, and the kernels for what they don't take. */
+    const struct di_wide_engine *wide;
 #undef DI_CPU_KERNEL
+    /* The arithmetic probe: n rounds of independent multiply-adds from from[32] to to[16]; returns the operations done.
+     */
+    double (*peak)(int64_t n, const float *from, float *to);
+    di_status (*narrow_gemm)(di_stream *stream, const di_gemm_args *args);
+    di_status (*narrow_moe_route)(di_stream *stream, const di_moe_route_args *args);
+    di_status (*narrow_moe)(di_stream *stream, const di_moe_args *args);
 } di_cpu_kernels;
 
 /* Scratch bytes: `shared` once, `worker` for every thread. */
@@ -42,7 +58,8 @@ struct di_device {
     pthread_mutex_t lock; /* one operation at a time: pool and scratch are the device's */
     di_limits limits;     /* as reserved, field by field the largest; lock: lock */
     di_cpu_need have;     /* lock: lock */
-    uint8_t *scratch;     /* owned: shared part, then one part a worker; lock: lock */
+    uint8_t *shared;      /* owned: scratch of the operation at work; lock: lock */
+    uint8_t *workers;     /* owned: scratch of each worker; lock: lock */
 };
 
 struct di_stream {
@@ -50,7 +67,7 @@ struct di_stream {
     const char *refused; /* operation that last refused its arguments; NULL = none yet */
 };
 
-/* Opens a device capped at `level`; the table's open takes the highest level that this machine has. */
+/* Opens a device capped at `level`, which this machine must have; the table's open finds the level of a name. */
 di_status di_cpu_device_open(di_device **out, int n_threads, di_cpu_level level, di_error *err);
 
 extern const di_device_ops di_cpu_device_ops; /* device.c */
@@ -59,7 +76,13 @@ extern const di_ops di_cpu_ops;               /* dispatch.c */
 /* ---- levels: each function overwrites its entries of the table ------------------------------------------------------
  */
 
-di_cpu_level di_cpu_level_best(void);
+di_cpu_level di_cpu_level_best(void); /* the highest level that processor and kernel have */
+/* The level of a name; NULL and "auto" are the best. An unknown name is DI_ERR_ARG, a level that this machine lacks
+ * DI_ERR_DEVICE. */
+di_status di_cpu_level_find(const char *name, di_cpu_level *out, di_error *err);
+/* Asks the kernel for AMX's tile registers, for this process and the threads that it starts from then on: before the
+ * workers start. Levels below DI_CPU_AMX need nothing. DI_ERR_DEVICE when it refuses. */
+di_status di_cpu_level_permit(di_cpu_level level, di_error *err);
 void di_cpu_kernels_init(di_cpu_kernels *k, di_cpu_level level);
 
 void di_cpu_install_ref_dense(di_cpu_kernels *k);  /* embed, rms_norm, quant, rope_table, rope, stream_mean, gather */
@@ -71,12 +94,32 @@ void di_cpu_install_ref_kv(di_cpu_kernels *k);     /* kv_encode, ring_store, com
 void di_cpu_install_ref_index(di_cpu_kernels *k);  /* index_select */
 void di_cpu_install_ref_attention(di_cpu_kernels *k); /* attention */
 void di_cpu_install_ref_draft(di_cpu_kernels *k);     /* confidence */
-void di_cpu_install_portable_dense(di_cpu_kernels *k);
-void di_cpu_install_portable_gemm(di_cpu_kernels *k);
-void di_cpu_install_portable_hc(di_cpu_kernels *k);
-void di_cpu_install_portable_moe(di_cpu_kernels *k);
+/* The bodies that several levels share: rms_norm, quant, rope, engram_gate; gemm; hc_mix, hc_post; moe_route, moe; ...
+ */
+#define DI_CPU_INSTALLS(level)                                                                                         \
+    void di_cpu_install_##level##_dense(di_cpu_kernels *k);                                                            \
+    void di_cpu_install_##level##_gemm(di_cpu_kernels *k);                                                             \
+    void di_cpu_install_##level##_hc(di_cpu_kernels *k);                                                               \
+    void di_cpu_install_##level##_moe(di_cpu_kernels *k);                                                              \
+    void di_cpu_install_##level##_peak(di_cpu_kernels *k);
+DI_CPU_INSTALLS(portable)
+DI_CPU_INSTALLS(avx2)
+DI_CPU_INSTALLS(avx512)
+#undef DI_CPU_INSTALLS
 void di_cpu_install_portable_index(di_cpu_kernels *k);
 void di_cpu_install_portable_attention(di_cpu_kernels *k);
+void di_cpu_install_avx2_index(di_cpu_kernels *k);
+void di_cpu_install_avx2_attention(di_cpu_kernels *k);
+void di_cpu_install_neon_gemm(di_cpu_kernels *k);
+void di_cpu_install_neon_moe(di_cpu_kernels *k);
+void di_cpu_install_avx512_kv(di_cpu_kernels *k);
+void di_cpu_install_avx512_index(di_cpu_kernels *k);
+void di_cpu_install_avx512_attention(di_cpu_kernels *k);
+void di_cpu_install_amx_index(di_cpu_kernels *k);
+void di_cpu_install_amx_attention(di_cpu_kernels *k);
+void di_cpu_install_avx512_wide(di_cpu_kernels *k); /* gemm, moe_route, moe in faithful numerics */
+void di_cpu_install_amx_wide(di_cpu_kernels *k);
+void di_cpu_install_amx_peak(di_cpu_kernels *k);
 
 /* ---- scratch: each family raises *need to what its kernels take under the limits (all levels)
  * ------------------------ */
@@ -90,6 +133,7 @@ void di_cpu_need_gemm(const di_limits *limits, di_cpu_need *need);
 void di_cpu_need_hc(const di_limits *limits, di_cpu_need *need);
 void di_cpu_need_engram(const di_limits *limits, di_cpu_need *need);
 void di_cpu_need_moe(const di_limits *limits, di_cpu_need *need);
+void di_cpu_need_wide(const di_limits *limits, di_cpu_need *need);
 void di_cpu_need_kv(const di_limits *limits, di_cpu_need *need);
 void di_cpu_need_index(const di_limits *limits, di_cpu_need *need);
 void di_cpu_need_attention(const di_limits *limits, di_cpu_need *need);
@@ -101,11 +145,10 @@ static inline bool di_cpu_scratch_fits(const di_stream *stream, size_t shared, s
     return shared <= stream->dev->have.shared && worker <= stream->dev->have.worker;
 }
 static inline uint8_t *di_cpu_shared(const di_stream *stream) {
-    return stream->dev->scratch;
+    return stream->dev->shared;
 }
 static inline uint8_t *di_cpu_worker(const di_stream *stream, int worker) {
-    const di_device *dev = stream->dev;
-    return dev->scratch + dev->have.shared + (size_t)worker * dev->have.worker;
+    return stream->dev->workers + (size_t)worker * stream->dev->have.worker;
 }
 /* Size of a piece as di_cpu_take advances: rounded up to 64 bytes. */
 static inline size_t di_cpu_piece(size_t n_bytes) {
@@ -178,6 +221,8 @@ void di_cpu_mat_row(const di_mat *mat, int64_t row, float *out);
 float di_cpu_dot32(const float *a, const float *b, int64_t n);
 /* out[i] = di_dot32(a, b + i*stride, n) for i in [0, count). */
 void di_cpu_dot32_rows(const float *a, const float *b, int64_t stride, int64_t n, int64_t count, float *out);
+
+bool di_cpu_engram_gate_fits(const di_stream *stream, const di_engram_gate_args *a); /* ref_engram.c */
 
 /* 1 / (1 + exp(-x)) by di_expf; right at both ends. */
 static inline float di_cpu_sigmoid(float x) {

@@ -1,13 +1,15 @@
 /* The CPU as a device: its memory, scratch, streams, jobs and description.
  *
  * Device memory is host memory, so that copies are memcpy and weights are read in place from their mapping. A stream
- * has no queue: an operation has finished when its function returns. Scratch is one block, made by reserve for the
+ * has no queue: an operation has finished when its function returns. Scratch is made by reserve for the
  * largest forward that the limits allow; it is left untouched until used, so that what a small run doesn't need is
  * never resident. */
 #include <errno.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "cpu.h"
+#include "peak.h"
 
 /* ---- floating-point mode ---- */
 
@@ -56,31 +58,52 @@ void di_cpu_run(di_stream *stream, di_pool_fn fn, void *ctx, int64_t n_parts, in
 
 /* ---- memory ---- */
 
-/* Aligned memory inside a larger block of the C library's, whose address lies just before it. */
-static void *aligned_new(size_t n_bytes, bool zeroed) {
-    enum { ALIGN = 64 };
+/* Blocks from this size on come from the system, which is asked for huge pages: the caches and the scratch of a large
+ * model would otherwise miss the translation buffers at every row. A page is resident once it is touched, and lies in
+ * the memory of the processor that touches it first. */
+enum { SMALL_PAGE = 4 << 10, HUGE_PAGE = 2 << 20, HUGE_MIN = 64 << 20, ALIGN = 64 };
+
+/* What lies just before a block's address. */
+typedef struct block_head {
+    void *base;   /* as the C library or the system returned it */
+    size_t bytes; /* of a mapping; 0: the C library's */
+} block_head;
+
+static void *block_new(size_t n_bytes, size_t align, bool zeroed) {
+    block_head head = {NULL, 0};
     size_t total;
-    if (!di_size_add(&total, n_bytes, ALIGN + sizeof(void *)))
+    if (!di_size_add(&total, n_bytes, align + sizeof head))
         return NULL;
-    void *block = zeroed ? calloc(1, total) : malloc(total);
-    if (!block)
+    if (align > ALIGN) {
+        head.bytes = total;
+        head.base = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        head.base = head.base == MAP_FAILED ? NULL : head.base;
+    } else {
+        head.base = zeroed ? calloc(1, total) : malloc(total);
+    }
+    if (!head.base)
         return NULL;
-    uintptr_t at = ((uintptr_t)block + sizeof(void *) + ALIGN - 1) & ~(uintptr_t)(ALIGN - 1);
-    memcpy((void *)(at - sizeof(void *)), &block, sizeof block);
+    uintptr_t at = ((uintptr_t)head.base + sizeof head + align - 1) & ~(uintptr_t)(align - 1);
+    memcpy((void *)(at - sizeof head), &head, sizeof head);
+    if (align == HUGE_PAGE)
+        (void)madvise((void *)at, n_bytes, MADV_HUGEPAGE); /* advice; without it pages are small */
     return (void *)at;
 }
 
-static void aligned_free(void *p) {
+static void block_free(void *p) {
     if (!p)
         return;
-    void *block;
-    memcpy(&block, (uint8_t *)p - sizeof(void *), sizeof block);
-    free(block);
+    block_head head;
+    memcpy(&head, (uint8_t *)p - sizeof head, sizeof head);
+    if (head.bytes)
+        munmap(head.base, head.bytes);
+    else
+        free(head.base);
 }
 
 static di_status cpu_alloc(di_device *dev, size_t n_bytes, void **out, di_error *err) {
     (void)dev;
-    void *p = aligned_new(n_bytes, true);
+    void *p = block_new(n_bytes, n_bytes >= HUGE_MIN ? HUGE_PAGE : ALIGN, true);
     if (!p)
         return di_fail(err, DI_ERR_MEMORY, "cpu: no memory for %zu bytes", n_bytes);
     *out = p;
@@ -89,7 +112,7 @@ static di_status cpu_alloc(di_device *dev, size_t n_bytes, void **out, di_error 
 
 static void cpu_free(di_device *dev, void *p) {
     (void)dev;
-    aligned_free(p);
+    block_free(p);
 }
 
 static di_status cpu_copy(di_device *dev, void *dst, const void *src, size_t n_bytes, di_error *err) {
@@ -118,11 +141,14 @@ static di_cpu_need needs(const di_limits *limits) {
     di_cpu_need_hc(limits, &need);
     di_cpu_need_engram(limits, &need);
     di_cpu_need_moe(limits, &need);
+    di_cpu_need_wide(limits, &need);
     di_cpu_need_kv(limits, &need);
     di_cpu_need_index(limits, &need);
     di_cpu_need_attention(limits, &need);
     di_cpu_need_draft(limits, &need);
-    return (di_cpu_need){di_cpu_piece(need.shared), di_cpu_piece(need.worker)};
+    /* No page of a worker's scratch is another's, so that each touches its own first. */
+    size_t page = need.worker >= HUGE_PAGE ? HUGE_PAGE : SMALL_PAGE;
+    return (di_cpu_need){di_cpu_piece(need.shared), DI_ROUND_UP(need.worker, page)};
 }
 
 static size_t need_bytes(const di_device *dev, di_cpu_need need) {
@@ -141,12 +167,18 @@ static di_status cpu_reserve(di_device *dev, const di_limits *limits, di_error *
     need.shared = DI_MAX(need.shared, dev->have.shared);
     need.worker = DI_MAX(need.worker, dev->have.worker);
     if (need.shared > dev->have.shared || need.worker > dev->have.worker) {
-        uint8_t *scratch = aligned_new(need_bytes(dev, need), false);
-        if (scratch) {
-            aligned_free(dev->scratch);
-            dev->scratch = scratch;
+        size_t workers_bytes = (size_t)di_pool_threads(dev->pool) * need.worker;
+        uint8_t *shared = block_new(need.shared, need.shared >= HUGE_MIN ? HUGE_PAGE : ALIGN, false);
+        uint8_t *workers = block_new(workers_bytes, need.worker >= HUGE_PAGE ? HUGE_PAGE : SMALL_PAGE, false);
+        if (shared && workers) {
+            block_free(dev->shared);
+            block_free(dev->workers);
+            dev->shared = shared;
+            dev->workers = workers;
             dev->have = need;
         } else {
+            block_free(shared);
+            block_free(workers);
             st = di_fail(err, DI_ERR_MEMORY, "cpu: no memory for %zu bytes of scratch; fewer rows a step need less",
                          need_bytes(dev, need));
         }
@@ -164,15 +196,19 @@ static void cpu_close(di_device *dev) {
         return;
     di_pool_destroy(dev->pool);
     pthread_mutex_destroy(&dev->lock);
-    aligned_free(dev->scratch);
+    block_free(dev->shared);
+    block_free(dev->workers);
     free(dev);
 }
 
 di_status di_cpu_device_open(di_device **out, int n_threads, di_cpu_level level, di_error *err) {
+    di_status st = di_cpu_level_permit(level, err);
+    if (st)
+        return st;
     di_device *dev = calloc(1, sizeof *dev);
     if (!dev)
         return di_fail(err, DI_ERR_MEMORY, "cpu: no memory for a device");
-    di_status st = di_pool_create(&dev->pool, n_threads, worker_start, err);
+    st = di_pool_create(&dev->pool, n_threads, worker_start, err);
     if (st) {
         free(dev);
         return di_error_context(err, st, "cpu: starting %d threads", n_threads);
@@ -189,8 +225,23 @@ di_status di_cpu_device_open(di_device **out, int n_threads, di_cpu_level level,
     return DI_OK;
 }
 
-static di_status cpu_open(di_device **out, int n_threads, di_error *err) {
-    return di_cpu_device_open(out, n_threads, di_cpu_level_best(), err);
+static di_status cpu_open(di_device **out, const di_device_config *config, di_error *err) {
+    bool is_auto = !config->isa || strcmp(config->isa, "auto") == 0;
+    di_cpu_level level;
+    di_error refused;
+    di_status st = di_cpu_level_find(config->isa, &level, err);
+    if (st)
+        return st;
+    if (is_auto && di_cpu_level_permit(level, &refused)) {
+        di_info("%s", refused.message);
+        level--; /* only the highest level needs permission */
+    }
+    st = di_cpu_device_open(out, config->n_threads, level, err);
+    if (st == DI_OK && config->is_pinned && (st = di_pool_pin((*out)->pool, err))) {
+        cpu_close(*out);
+        *out = NULL;
+    }
+    return st;
 }
 
 /* Value of the first line "key<space or tab>*: value" of a /proc file, without its line end; false when there is none.
@@ -216,6 +267,16 @@ static bool proc_value(const char *path, const char *key, char *out, size_t cap)
     return is_found;
 }
 
+/* "ref portable ..." up to `last`. */
+static void level_names(di_cpu_level last, char *out, size_t cap) {
+    size_t len = 0;
+    for (int level = 0; level <= (int)last && len < cap; level++) {
+        int n = snprintf(out + len, cap - len, "%s%s", level ? " " : "", di_cpu_level_name((di_cpu_level)level));
+        if (n > 0)
+            len += (size_t)n;
+    }
+}
+
 static di_status cpu_info(di_device *dev, di_device_info *out, di_error *err) {
     (void)err;
     *out = (di_device_info){.weights_by_mapping = true};
@@ -232,13 +293,8 @@ static di_status cpu_info(di_device *dev, di_device_info *out, di_error *err) {
         if (di_parse_u64(number, &kib))
             out->memory_free_bytes = kib * 1024;
     }
-    size_t len = 0;
-    for (int level = 0; level <= (int)dev->level && len < sizeof out->levels; level++) {
-        int n = snprintf(out->levels + len, sizeof out->levels - len, "%s%s", level ? " " : "",
-                         di_cpu_level_name((di_cpu_level)level));
-        if (n > 0)
-            len += (size_t)n;
-    }
+    level_names(dev->level, out->levels, sizeof out->levels);
+    level_names(di_cpu_level_best(), out->levels_found, sizeof out->levels_found);
     return DI_OK;
 }
 
@@ -282,4 +338,5 @@ const di_device_ops di_cpu_device_ops = {
     .stream_destroy = cpu_stream_destroy,
     .stream_sync = cpu_stream_sync,
     .stream_refused = cpu_stream_refused,
+    .measure = di_cpu_measure,
 };

@@ -1,24 +1,22 @@
-/* The indexer's selection for speed in plain C; bit for bit ref_index.c.
+/* The course of the indexer's selection for all fast levels, and the portable level's; bit for bit ref_index.c.
  *
  * Rows are taken in waves whose scores fit the shared scratch, so that memory does not grow with rows times entries:
  *
  *     1  a part is a row:                its query, quantised
- *     2  a part is 16 rows by 256 entries: keys decoded once into panels of 8 (only those that a row needs), then the
- *                                          rows' scores, 8 entries and 4 heads at a time
- *     3  a part is a row:                the best blocks and entries, by a radix search for the last one that gets in
+ *     2  a part is 16 rows by 256 entries: keys decoded once, then the rows' scores
+ *     3  a part is a row:                the best blocks and entries
  *
- * The search looks at all scores a fixed number of times, whatever their order, and leaves the chosen ascending. */
-#include "index.h"
-#include "portable_tile.h"
+ * Levels put their own steps into it (index.h). */
+#include "lanes_portable.h"
 
-#define TILE_ENTRIES DI_CPU_INDEX_ENTRIES
-#define TILE_PANELS (TILE_ENTRIES / DI_TILE_LANES)
+#include "index_body.h"
+
 #define TILE_INDEX_ROWS 16
 
 /* ---- scratch ----------------------------------------------------------------------------------------------------- */
 
 static int64_t heads_padded(int64_t n_heads) {
-    return DI_ROUND_UP(n_heads, DI_TILE_ROWS);
+    return DI_ROUND_UP(n_heads, 16);
 }
 
 static int64_t score_room(int64_t entries_max) {
@@ -57,71 +55,12 @@ void di_cpu_need_index(const di_limits *limits, di_cpu_need *need) {
     size_t key = di_cpu_piece((size_t)limits->index_dim * sizeof(float));
     size_t query =
         di_cpu_piece(di_kv_record_bytes(DI_KV_MX4, limits->index_heads * DI_ROUND_UP(limits->index_dim, 32)));
-    di_cpu_need_raise(need, shared, DI_MAX(panels + key, query));
+    /* Other levels' decoded keys take less than the panels; their dot products of two tiles with all heads take: */
+    size_t dots = di_cpu_piece((size_t)(heads_padded(limits->index_heads) * 64) * sizeof(float));
+    di_cpu_need_raise(need, shared, DI_MAX(panels + 2 * key + dots, query));
 }
 
-/* ---- scores ------------------------------------------------------------------------------------------------------ */
-
-typedef struct job {
-    di_stream *stream;
-    const di_index_select_args *a;
-    di_index_scratch s;
-    int64_t heads;        /* padded to a multiple of 4; the queries of the padding are zero */
-    int64_t row0, n_rows; /* the wave */
-    int64_t stride;       /* scores between its rows, a multiple of 8 */
-    int64_t n_chunks;     /* of TILE_ENTRIES */
-} job;
-
-static void query_part(void *ctx, int64_t part, int64_t n_parts, int worker) {
-    (void)n_parts;
-    const job *j = ctx;
-    const di_index_select_args *a = j->a;
-    int64_t n = (int64_t)a->n_heads * a->dim, stride = j->heads * a->dim;
-    float *q = j->s.q + part * stride, *w = j->s.w + part * j->heads;
-    di_cpu_index_query(a, j->row0 + part, di_cpu_worker(j->stream, worker), q);
-    memset(q + n, 0, (size_t)(stride - n) * sizeof(float));
-    di_cpu_load(&a->w, j->row0 + part, 0, a->n_heads, w);
-}
-
-/* Scores of one row against one panel of 8 keys. */
-static void score_panel(const job *j, const float *q, const float *w, const float *panel, float *out) {
-    const di_index_select_args *a = j->a;
-    const di_f4 zero = {0};
-    di_f4 score[2] = {zero, zero};
-    for (int64_t h = 0; h < a->n_heads; h += DI_TILE_ROWS) {
-        di_tile t;
-        di_tile_dots(q + h * a->dim, a->dim, panel, a->dim, &t);
-        for (int r = 0; r < DI_TILE_ROWS && h + r < a->n_heads; r++) {
-            di_f4 weight = di_f4_splat(w[h + r]);
-            score[0] += weight * di_f4_relu(t.v[r][0]);
-            score[1] += weight * di_f4_relu(t.v[r][1]);
-        }
-    }
-    di_f4_store(out, score[0]);
-    di_f4_store(out + 4, score[1]);
-    for (int lane = 0; lane < DI_TILE_LANES && a->round_bf16; lane++)
-        out[lane] = di_round_bf16(out[lane]);
-}
-
-/* Keys of entries [base, base + TILE_ENTRIES) below n of one sequence, decoded panel by panel when first asked for. */
-typedef struct key_panels {
-    float *panels, *key;
-    bool is_ready[TILE_PANELS];
-} key_panels;
-
-static const float *panel_of(const job *j, key_panels *k, int32_t seq, int64_t base, int64_t n, int64_t i) {
-    const di_index_select_args *a = j->a;
-    float *panel = k->panels + i * DI_TILE_LANES * a->dim;
-    if (!k->is_ready[i]) {
-        k->is_ready[i] = true;
-        int64_t first = base + i * DI_TILE_LANES, end = DI_MIN(first + DI_TILE_LANES, n);
-        for (int64_t e = first; e < end; e++) {
-            di_cpu_entry_load(a->rows, &a->keys, seq, (int32_t)e, k->key);
-            di_panel_put_column(panel, e - first, a->dim, k->key);
-        }
-    }
-    return panel;
-}
+/* ---- steps ------------------------------------------------------------------------------------------------------- */
 
 /* Position in an ascending list with -1 at its end of the first block >= `block`; the list's used length when none. */
 static int32_t list_find(const int32_t *list, int32_t n, int64_t block) {
@@ -136,131 +75,69 @@ static int32_t list_find(const int32_t *list, int32_t n, int64_t block) {
     return lo;
 }
 
-/* Scores of one row for entries [base, end). n: entries that the panels may decode. */
-static void score_row(const job *j, key_panels *k, int64_t row, int64_t base, int64_t end, int64_t n) {
-    const di_index_select_args *a = j->a;
-    int64_t at = row - j->row0;
-    int32_t seq = a->rows->seq[row];
-    const float *q = j->s.q + at * j->heads * a->dim, *w = j->s.w + at * j->heads;
-    float *scores = j->s.scores + at * j->stride + base;
-    if (!a->cand_in) {
-        for (int64_t i = 0; i * DI_TILE_LANES < end - base; i++)
-            score_panel(j, q, w, panel_of(j, k, seq, base, n, i), scores + i * DI_TILE_LANES);
-        return;
-    }
-    for (int64_t e = 0; e < DI_ROUND_UP(end - base, DI_TILE_LANES); e++)
-        scores[e] = -INFINITY;
+uint32_t di_cpu_index_wanted(const di_index_select_args *a, int64_t row, int64_t base, int64_t end) {
+    int64_t n_groups = DI_CEIL_DIV(end - base, DI_CPU_INDEX_GROUP);
+    uint32_t all = n_groups >= 32 ? UINT32_MAX : ((uint32_t)1 << n_groups) - 1, wanted = 0;
+    if (!a->cand_in)
+        return all;
     const int32_t *list = a->cand_in + row * a->n_cand;
     for (int32_t t = list_find(list, a->n_cand, base / a->cand_block); t < a->n_cand && list[t] >= 0; t++) {
         int64_t first = DI_MAX((int64_t)list[t] * a->cand_block, base);
         int64_t last = DI_MIN((int64_t)(list[t] + 1) * a->cand_block, end);
         if (first >= end)
             break;
-        for (int64_t i = (first - base) / DI_TILE_LANES; i * DI_TILE_LANES < last - base; i++)
-            score_panel(j, q, w, panel_of(j, k, seq, base, n, i), scores + i * DI_TILE_LANES);
+        for (int64_t e = first; e < last; e += DI_CPU_INDEX_GROUP)
+            wanted |= (uint32_t)1 << (e - base) / DI_CPU_INDEX_GROUP;
     }
+    return wanted;
+}
+
+const di_index_steps di_index_portable_steps = {panel_query, panel_scores, radix_best, block_max};
+
+/* ---- the operation ----------------------------------------------------------------------------------------------- */
+
+static void query_part(void *ctx, int64_t part, int64_t n_parts, int worker) {
+    (void)n_parts;
+    const di_index_job *j = ctx;
+    int64_t row = j->row0 + part;
+    j->steps->query(j, row, di_index_query_of(j, row), di_index_weights_of(j, row), di_cpu_worker(j->stream, worker));
 }
 
 static void score_part(void *ctx, int64_t part, int64_t n_parts, int worker) {
     (void)n_parts;
-    const job *j = ctx;
+    const di_index_job *j = ctx;
     const di_index_select_args *a = j->a;
-    uint8_t *at = di_cpu_worker(j->stream, worker);
-    key_panels k;
-    k.panels = di_cpu_take(&at, (size_t)(TILE_ENTRIES * a->dim) * sizeof(float));
-    k.key = di_cpu_take(&at, (size_t)a->dim * sizeof(float));
     int64_t base = part % j->n_chunks * TILE_ENTRIES, wave_end = j->row0 + j->n_rows;
     int64_t row = j->row0 + part / j->n_chunks * TILE_INDEX_ROWS, end = DI_MIN(row + TILE_INDEX_ROWS, wave_end);
     while (row < end) {
-        /* Rows of one sequence share panels. */
+        /* Rows of one sequence share decoded keys. */
         int64_t next = row, n = 0;
         for (; next < end && a->rows->seq[next] == a->rows->seq[row]; next++)
             n = DI_MAX(n, di_cpu_index_visible(a, next));
-        memset(k.is_ready, 0, sizeof k.is_ready);
-        for (; row < next; row++) {
-            int64_t row_end = DI_MIN(base + TILE_ENTRIES, di_cpu_index_visible(a, row));
-            if (base < row_end)
-                score_row(j, &k, row, base, row_end, n);
-        }
+        if (base < n)
+            j->steps->score(j, row, next, base, n, di_cpu_worker(j->stream, worker));
+        row = next;
     }
-}
-
-/* ---- the best ---------------------------------------------------------------------------------------------------- */
-
-/* An unsigned number that orders as the score does; the two zeros are one. */
-static inline uint32_t rank_of(float score) {
-    uint32_t bits = di_f32_bits(score + 0.0f);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
-static inline bool is_usable(float score) {
-    return score > -INFINITY; /* false for NaN */
-}
-
-/* The k best of s, ascending, ties to the lower index, padded with -1. The rank of the last one that gets in is found
- * digit by digit, from the top: `left` of the scores whose higher digits equal `prefix` still have to be chosen. */
-static void best(const float *s, int64_t n, int32_t k, int32_t *out) {
-    int64_t usable = 0;
-    for (int64_t i = 0; i < n; i++)
-        usable += is_usable(s[i]);
-    int64_t left = DI_MIN((int64_t)k, usable);
-    uint32_t prefix = 0, mask = 0;
-    bool is_all = usable <= k;
-    for (int shift = 24; shift >= 0 && !is_all; shift -= 8) {
-        uint32_t count[256] = {0};
-        for (int64_t i = 0; i < n; i++) {
-            uint32_t rank = rank_of(s[i]);
-            if (is_usable(s[i]) && (rank & mask) == prefix)
-                count[rank >> shift & 255]++;
-        }
-        uint32_t digit = 255;
-        for (; left > count[digit]; digit--)
-            left -= count[digit];
-        prefix |= digit << shift;
-        mask |= 255u << shift;
-        if (left == count[digit]) { /* all of them get in: lower digits don't matter */
-            left = INT64_MAX;
-            break;
-        }
-    }
-    int32_t at = 0;
-    for (int64_t i = 0; i < n && at < k; i++) {
-        if (!is_usable(s[i]))
-            continue;
-        uint32_t rank = rank_of(s[i]) & mask;
-        if (rank > prefix || is_all)
-            out[at++] = (int32_t)i;
-        else if (rank == prefix && left > 0) {
-            left--;
-            out[at++] = (int32_t)i;
-        }
-    }
-    while (at < k)
-        out[at++] = -1;
 }
 
 static void select_part(void *ctx, int64_t part, int64_t n_parts, int worker) {
     (void)n_parts;
     (void)worker;
-    const job *j = ctx;
+    const di_index_job *j = ctx;
     const di_index_select_args *a = j->a;
     int64_t row = j->row0 + part, n = di_cpu_index_visible(a, row);
-    const float *scores = j->s.scores + part * j->stride;
-    best(scores, n, a->topk, a->idx + row * a->topk);
+    const float *scores = di_index_scores_of(j, row);
+    j->steps->best(scores, n, a->topk, a->idx + row * a->topk);
     if (a->cand_out) {
         const float bf16_max = di_bf16_to_f32(0x7F7F);
-        float *blocks = j->s.block_scores + part * (j->stride / DI_TILE_LANES);
+        float *blocks = j->s.block_scores + part * (j->stride / DI_CPU_INDEX_GROUP);
         int64_t n_blocks = DI_CEIL_DIV(n, a->cand_block);
-        for (int64_t b = 0; b < n_blocks; b++) {
-            float most = -INFINITY;
-            int64_t end = DI_MIN((b + 1) * a->cand_block, n);
-            for (int64_t e = b * a->cand_block; e < end; e++)
-                most = scores[e] > most ? scores[e] : most;
-            blocks[b] = most > bf16_max ? bf16_max : most;
-        }
+        j->steps->block_max(scores, n, a->cand_block, blocks);
+        for (int64_t b = 0; b < n_blocks; b++)
+            blocks[b] = blocks[b] > bf16_max ? bf16_max : blocks[b];
         if (n_blocks)
             blocks[n_blocks - 1] = INFINITY;
-        best(blocks, n_blocks, a->n_cand, a->cand_out + row * a->n_cand);
+        j->steps->best(blocks, n_blocks, a->n_cand, a->cand_out + row * a->n_cand);
     }
     if (a->scores) {
         float *out = a->scores + row * a->scores_stride;
@@ -270,10 +147,8 @@ static void select_part(void *ctx, int64_t part, int64_t n_parts, int worker) {
     }
 }
 
-/* ---- the operation ----------------------------------------------------------------------------------------------- */
-
 /* Takes rows from row0 on while their scores fit. */
-static void take_wave(job *j) {
+static void take_wave(di_index_job *j) {
     j->n_rows = 0;
     j->stride = DI_TILE_LANES;
     while (j->n_rows < DI_CPU_INDEX_ROWS && j->row0 + j->n_rows < j->a->rows->n_rows) {
@@ -287,10 +162,11 @@ static void take_wave(job *j) {
     j->n_chunks = DI_CEIL_DIV(j->stride, TILE_ENTRIES);
 }
 
-static di_status portable_index_select(di_stream *stream, const di_index_select_args *a) {
+di_status di_cpu_index_run(di_stream *stream, const di_index_select_args *a, const di_index_steps *steps) {
     if (!di_cpu_index_fits(stream, a))
         return DI_ERR_SHAPE;
-    job j = {.stream = stream, .a = a, .s = di_cpu_index_scratch(stream), .heads = heads_padded(a->n_heads)};
+    di_index_job j = {
+        .stream = stream, .a = a, .s = di_cpu_index_scratch(stream), .steps = steps, .heads = heads_padded(a->n_heads)};
     for (j.row0 = 0; j.row0 < a->rows->n_rows; j.row0 += j.n_rows) {
         take_wave(&j);
         int64_t n_q = (int64_t)a->n_heads * a->dim;
@@ -300,6 +176,10 @@ static di_status portable_index_select(di_stream *stream, const di_index_select_
         di_cpu_run(stream, select_part, &j, j.n_rows, j.n_rows * j.stride * 8);
     }
     return DI_OK;
+}
+
+static di_status portable_index_select(di_stream *stream, const di_index_select_args *a) {
+    return di_cpu_index_run(stream, a, &di_index_portable_steps);
 }
 
 void di_cpu_install_portable_index(di_cpu_kernels *k) {

@@ -3,7 +3,7 @@
  * A part is one row. Its keys, which are its values too, are decoded once and in order: the window from oldest to
  * newest, then the listed entries. Every head then makes its scores, its probabilities and its sum over the keys, each
  * sum in key order. portable_attention.c gives the same bits faster. */
-#include "attention.h"
+#include "avx512_attention.h"
 
 typedef struct ref_job {
     di_stream *stream;
@@ -108,6 +108,7 @@ bool di_cpu_attention_fits(const di_stream *stream, const di_attention_args *a) 
 void di_cpu_need_attention(const di_limits *limits, di_cpu_need *need) {
     di_cpu_need_raise(need, 0, ref_bytes(limits->keys_max, limits->head_dim));
     di_cpu_need_portable_attention(limits, need);
+    di_cpu_need_avx512_attention(limits, need);
 }
 
 void di_cpu_install_ref_attention(di_cpu_kernels *k) {

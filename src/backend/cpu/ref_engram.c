@@ -124,12 +124,15 @@ static void gate_row(void *ctx, int64_t row, int64_t n_rows, int worker) {
     }
 }
 
+bool di_cpu_engram_gate_fits(const di_stream *stream, const di_engram_gate_args *a) {
+    return di_cpu_is_real(&a->x) && di_cpu_is_real(&a->kv) && a->m >= 1 && a->x.n_cols % a->m == 0 && a->qk &&
+           a->kv.n_cols == a->x.n_cols / a->m * (a->m + 1) && a->kv.n_rows == a->x.n_rows &&
+           di_cpu_scratch_fits(stream, 0, 3 * di_cpu_piece((size_t)(a->x.n_cols / a->m) * sizeof(float)));
+}
+
 static di_status engram_gate(di_stream *stream, const di_engram_gate_args *a) {
-    if (!di_cpu_is_real(&a->x) || !di_cpu_is_real(&a->kv) || a->m < 1 || a->x.n_cols % a->m || !a->qk ||
-        a->kv.n_cols != a->x.n_cols / a->m * (a->m + 1) || a->kv.n_rows != a->x.n_rows ||
-        !di_cpu_scratch_fits(stream, 0, 3 * di_cpu_piece((size_t)(a->x.n_cols / a->m) * sizeof(float)))) {
+    if (!di_cpu_engram_gate_fits(stream, a))
         return DI_ERR_SHAPE;
-    }
     gate_job job = {a, stream};
     di_cpu_run(stream, gate_row, &job, a->x.n_rows, a->x.n_rows * a->x.n_cols * 4);
     return DI_OK;

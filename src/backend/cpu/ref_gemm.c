@@ -9,7 +9,7 @@ void di_cpu_need_gemm(const di_limits *limits, di_cpu_need *need) {
     /* An input row of one group and one row of weights. */
     size_t in = di_cpu_piece((size_t)limits->n_in_max * sizeof(float));
     di_cpu_need_raise(need, 0, 2 * in);
-    di_cpu_need_portable_gemm(limits, need);
+    di_cpu_need_panel_gemm(limits, need);
 }
 
 bool di_cpu_gemm_fits(const di_gemm_args *a) {

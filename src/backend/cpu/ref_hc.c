@@ -9,7 +9,7 @@ void di_cpu_need_hc(const di_limits *limits, di_cpu_need *need) {
     /* The trunk of a row as floats, one collapsed or sub-layer output row, one new stream. */
     size_t in = di_cpu_piece((size_t)limits->n_in_max * sizeof(float));
     di_cpu_need_raise(need, 0, 3 * in);
-    di_cpu_need_portable_hc(limits, need);
+    di_cpu_need_hc_blocks(limits, need);
 }
 
 bool di_cpu_hc_mix_fits(const di_hc_mix_args *a) {
@@ -136,12 +136,15 @@ static void post_row(void *ctx, int64_t row, int64_t n_rows, int worker) {
     }
 }
 
-static di_status hc_post(di_stream *stream, const di_hc_post_args *a) {
+bool di_cpu_hc_post_fits(const di_stream *stream, const di_hc_post_args *a) {
     size_t in = di_cpu_piece((size_t)a->x.n_cols * sizeof(float));
-    if (!di_cpu_is_real(&a->x) || !di_cpu_is_real(&a->f) || a->m < 1 || !a->post || !a->comb ||
-        a->x.n_cols != a->m * a->f.n_cols || a->f.n_rows != a->x.n_rows || !di_cpu_scratch_fits(stream, 0, 3 * in)) {
+    return di_cpu_is_real(&a->x) && di_cpu_is_real(&a->f) && a->m >= 1 && a->post && a->comb &&
+           a->x.n_cols == a->m * a->f.n_cols && a->f.n_rows == a->x.n_rows && di_cpu_scratch_fits(stream, 0, 3 * in);
+}
+
+static di_status hc_post(di_stream *stream, const di_hc_post_args *a) {
+    if (!di_cpu_hc_post_fits(stream, a))
         return DI_ERR_SHAPE;
-    }
     post_job job = {a, stream};
     di_cpu_run(stream, post_row, &job, a->x.n_rows, a->x.n_rows * a->x.n_cols * (a->m + 1));
     return DI_OK;

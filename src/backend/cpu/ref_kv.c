@@ -1,7 +1,8 @@
 /* Writers of the caches, the readable definition: record encoding, window rings, pooled pairs, paged entries.
  *
  * A row or an entry is written by one part alone and reads nothing that another part writes, so that parts may run in
- * any order. Formats are tensor/'s; which rows, entries and slots there are is the model's business. */
+ * any order. Formats are tensor/'s; which rows, entries and slots there are is the model's business. Other levels run the
+ * same parts with their own way to do one record (cache.h). */
 #include "cache.h"
 
 /* Rows of one part: enough to be worth handing out, few enough to balance. */
@@ -12,6 +13,7 @@
 typedef struct encode_job {
     di_stream *stream;
     const di_kv_encode_args *a;
+    di_cpu_encode_fn *encode;
 } encode_job;
 
 static void encode_part(void *ctx, int64_t part, int64_t n_parts, int worker) {
@@ -24,18 +26,22 @@ static void encode_part(void *ctx, int64_t part, int64_t n_parts, int worker) {
     int64_t end = DI_MIN((part + 1) * ROWS_PER_PART, a->x.n_rows);
     for (int64_t row = part * ROWS_PER_PART; row < end; row++) {
         uint8_t *record = a->records + (size_t)row * record_bytes;
-        di_kv_encode(a->format, di_cpu_row(&a->x, row, 0, n, buf), n, record, record + data_bytes);
+        job->encode(a->format, di_cpu_row(&a->x, row, 0, n, buf), n, record, record + data_bytes);
     }
 }
 
-static di_status ref_kv_encode(di_stream *stream, const di_kv_encode_args *a) {
+di_status di_cpu_kv_encode_by(di_stream *stream, const di_kv_encode_args *a, di_cpu_encode_fn *encode) {
     int64_t n = a->x.n_cols;
     if (!di_cpu_is_real(&a->x) || !di_cpu_kv_fits(a->format, n) || !a->records ||
         !di_cpu_scratch_fits(stream, 0, (size_t)n * sizeof(float)))
         return DI_ERR_SHAPE;
-    encode_job job = {stream, a};
+    encode_job job = {stream, a, encode};
     di_cpu_run(stream, encode_part, &job, DI_CEIL_DIV(a->x.n_rows, ROWS_PER_PART), a->x.n_rows * n);
     return DI_OK;
+}
+
+static di_status ref_kv_encode(di_stream *stream, const di_kv_encode_args *a) {
+    return di_cpu_kv_encode_by(stream, a, di_kv_encode);
 }
 
 /* ---- ring_store -------------------------------------------------------------------------------------------------- */
@@ -71,7 +77,18 @@ static di_status ref_ring_store(di_stream *stream, const di_ring_store_args *a) 
 typedef struct pool_job {
     di_stream *stream;
     const di_compress_pool_args *a;
+    di_cpu_pool_fn *pool;
 } pool_job;
+
+static void pool_pair(const float *first, const float *second, int64_t d, float *out) {
+    for (int64_t c = 0; c < d; c++) {
+        float most = first[c] > second[c] ? first[c] : second[c];
+        float e0 = di_expf(first[c] - most), e1 = di_expf(second[c] - most);
+        float sum = e0 + e1;
+        float w0 = e0 / sum, w1 = e1 / sum;
+        out[c] = w0 * first[d + c] + w1 * second[d + c];
+    }
+}
 
 static void pool_part(void *ctx, int64_t part, int64_t n_parts, int worker) {
     (void)n_parts;
@@ -91,26 +108,24 @@ static void pool_part(void *ctx, int64_t part, int64_t n_parts, int worker) {
             memcpy(pair, di_cpu_ring_at(&a->ring, rows->slot[seq], pos - 1), (size_t)(2 * d) * sizeof(float));
             first = pair;
         }
-        for (int64_t c = 0; c < d; c++) {
-            float most = first[c] > second[c] ? first[c] : second[c];
-            float e0 = di_expf(first[c] - most), e1 = di_expf(second[c] - most);
-            float sum = e0 + e1;
-            float w0 = e0 / sum, w1 = e1 / sum;
-            out[c] = w0 * first[d + c] + w1 * second[d + c];
-        }
+        job->pool(first, second, d, out);
         di_cpu_store(&a->out, i, 0, d, out);
     }
 }
 
-static di_status ref_compress_pool(di_stream *stream, const di_compress_pool_args *a) {
+di_status di_cpu_compress_pool_by(di_stream *stream, const di_compress_pool_args *a, di_cpu_pool_fn *pool) {
     int64_t d = a->out.n_cols;
     size_t floats = di_cpu_piece((size_t)(2 * d) * sizeof(float)) + di_cpu_piece((size_t)d * sizeof(float));
     if (!a->rows || a->entries.n < 0 || !a->cg || !di_cpu_is_real(&a->out) || a->out.n_rows < a->entries.n ||
         !di_cpu_ring_fits(&a->ring, (size_t)(2 * d) * sizeof(float)) || !di_cpu_scratch_fits(stream, 0, floats))
         return DI_ERR_SHAPE;
-    pool_job job = {stream, a};
+    pool_job job = {stream, a, pool};
     di_cpu_run(stream, pool_part, &job, DI_CEIL_DIV(a->entries.n, ROWS_PER_PART), a->entries.n * d * 16);
     return DI_OK;
+}
+
+static di_status ref_compress_pool(di_stream *stream, const di_compress_pool_args *a) {
+    return di_cpu_compress_pool_by(stream, a, pool_pair);
 }
 
 /* ---- page_store -------------------------------------------------------------------------------------------------- */
@@ -118,6 +133,7 @@ static di_status ref_compress_pool(di_stream *stream, const di_compress_pool_arg
 typedef struct page_job {
     di_stream *stream;
     const di_page_store_args *a;
+    di_cpu_encode_fn *encode;
 } page_job;
 
 static void page_part(void *ctx, int64_t part, int64_t n_parts, int worker) {
@@ -129,19 +145,23 @@ static void page_part(void *ctx, int64_t part, int64_t n_parts, int worker) {
     int64_t end = DI_MIN((part + 1) * ROWS_PER_PART, (int64_t)a->entries.n);
     for (int64_t i = part * ROWS_PER_PART; i < end; i++) {
         di_cpu_entry e = di_cpu_entry_at(a->rows, &a->dst, a->entries.seq[i], a->entries.idx[i]);
-        di_kv_encode(a->dst.format, di_cpu_row(&a->x, i, 0, n, buf), n, e.data, e.scale);
+        job->encode(a->dst.format, di_cpu_row(&a->x, i, 0, n, buf), n, e.data, e.scale);
     }
 }
 
-static di_status ref_page_store(di_stream *stream, const di_page_store_args *a) {
+di_status di_cpu_page_store_by(di_stream *stream, const di_page_store_args *a, di_cpu_encode_fn *encode) {
     if (!a->rows || a->entries.n < 0 || !di_cpu_is_real(&a->x) || a->x.n_rows < a->entries.n ||
         !di_cpu_paged_fits(&a->dst) || a->x.n_cols != a->dst.n_values ||
         !di_cpu_scratch_fits(stream, 0, (size_t)a->dst.n_values * sizeof(float)))
         return DI_ERR_SHAPE;
-    page_job job = {stream, a};
+    page_job job = {stream, a, encode};
     di_cpu_run(stream, page_part, &job, DI_CEIL_DIV(a->entries.n, ROWS_PER_PART),
                (int64_t)a->entries.n * a->dst.n_values);
     return DI_OK;
+}
+
+static di_status ref_page_store(di_stream *stream, const di_page_store_args *a) {
+    return di_cpu_page_store_by(stream, a, di_kv_encode);
 }
 
 /* ---- the family -------------------------------------------------------------------------------------------------- */

@@ -12,7 +12,7 @@ void di_cpu_need_moe(const di_limits *limits, di_cpu_need *need) {
     size_t act = di_cpu_piece((size_t)limits->intermediate * sizeof(float));
     size_t experts = di_cpu_piece((size_t)limits->experts_max * sizeof(float));
     di_cpu_need_raise(need, 0, 3 * in + 4 * act + 2 * experts);
-    di_cpu_need_portable_moe(limits, need);
+    di_cpu_need_panel_moe(limits, need);
 }
 
 /* ---- moe_route ---- */

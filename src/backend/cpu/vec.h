@@ -29,6 +29,9 @@ static inline di_f4 di_f4_pairs(const float *a, const float *b) {
     return (di_f4)(di_d2){lo, hi};
 }
 
+/* Lanes i..l of (a[0..3], b[0..3]). */
+#define di_f4_shuffle(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+
 /* 32 codes times one scale. */
 static inline void di_cpu_e4m3_32(const uint8_t *codes, uint8_t scale, float *out) {
     if (scale == 0) {

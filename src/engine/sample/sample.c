@@ -5,9 +5,16 @@
  * alone.
  *
  * Nothing is sorted but the few tokens whose log-probabilities are asked for. Top-p and top-k both keep a prefix of the
- * order "falling logit, then rising id"; a radix selection over (logit, id) keys finds the last token of that prefix.
- * The noise needs two logarithms, taken only for tokens that a bound from the leading bits of z still lets win. */
+ * order "falling logit, then rising id"; a radix selection over (logit, id) keys finds the last token of that prefix,
+ * among the tokens above a logit that the prefix is known to reach. The noise needs two logarithms, taken only for tokens
+ * that a bound from the leading bits of z still lets win.
+ *
+ * Logits are looked at in blocks of 32, a word of the mask: most blocks are passed over by their largest logit. */
 #include "sample.h"
+
+#include <float.h>
+
+#include "tensor/math_inline.h"
 
 #define GREEDY_BELOW 1e-5    /* temperatures below are greedy */
 #define WEIGHT_ONE 0x1p36    /* integer weight of the most likely token */
@@ -105,18 +112,24 @@ static inline int32_t key_id(uint64_t key) {
     return (int32_t) ~(uint32_t)key;
 }
 
+static inline float key_logit(uint64_t key) {
+    uint32_t bits = (uint32_t)(key >> 32);
+    return di_f32_from_bits(bits & 0x80000000u ? bits ^ 0x80000000u : ~bits);
+}
+
 #define DIGIT_BITS 11
 
 /* The last key, in falling order, of those with fewer than n_max keys before it and weights before it that sum to at
- * most weight_max; 0 when all are. weights NULL: keys are only counted. Both arrays are overwritten; n >= 1.
+ * most weight_max, of which weight_before lies before all keys here; 0 when all are. weights NULL: keys are only counted.
+ * Both arrays are overwritten; n >= 1.
  *
  * One digit of the key at a time, from the top: the digit's first bucket at whose end a limit is passed holds the last
  * kept key, because its own first key still obeys the limits. Keys are distinct, so that the search ends at one key. */
-static uint64_t select_last(uint64_t *keys, uint64_t *weights, int64_t n, int64_t n_max, double weight_max) {
+static uint64_t select_last(uint64_t *keys, uint64_t *weights, int64_t n, int64_t n_max, double weight_max,
+                            uint64_t weight_before) {
     int64_t count[1 << DIGIT_BITS];
     uint64_t weight[1 << DIGIT_BITS];
     int64_t n_before = 0;
-    uint64_t weight_before = 0;
     for (int shift = 64 - DIGIT_BITS; n > 1; shift -= DIGIT_BITS) {
         int right = shift < 0 ? 0 : shift;
         uint64_t digit_mask = (1u << (shift < 0 ? DIGIT_BITS + shift : DIGIT_BITS)) - 1;
@@ -190,96 +203,306 @@ typedef struct row {
     uint64_t last; /* order key of the last survivor of top-p and top-k; 0: all survive */
 } row;
 
-static inline bool is_allowed(const row *r, int64_t id) {
-    return (!r->mask || (r->mask[id >> 5] >> (id & 31) & 1)) && r->logits[id] > -__builtin_inff();
+#define BLOCK 32
+
+typedef float quad __attribute__((vector_size(16)));
+typedef int32_t quad_bits __attribute__((vector_size(16)));
+
+static inline quad quad_load(const float *x) {
+    quad v;
+    memcpy(&v, x, sizeof v);
+    return v;
+}
+static inline quad larger(quad a, quad b) {
+    quad_bits is_a = a > b;
+    return (quad)(((quad_bits)a & is_a) | ((quad_bits)b & ~is_a));
 }
 
-static inline bool survives(const row *r, int64_t id) {
-    return is_allowed(r, id) && order_key(r->logits[id], id) >= r->last;
+/* The logits of tokens [at, at + BLOCK), -infinity for what is not allowed or beyond the vocabulary: in place, or a copy
+ * in buf. */
+static inline const float *block_at(const row *r, int64_t at, float buf[BLOCK]) {
+    const float *logits = r->logits + at;
+    int64_t n = DI_MIN((int64_t)BLOCK, r->n_vocab - at);
+    uint32_t mask = r->mask ? r->mask[at / BLOCK] : UINT32_MAX;
+    if (n == BLOCK && mask == UINT32_MAX)
+        return logits;
+    if (n < BLOCK) {
+        for (int i = 0; i < BLOCK; i++)
+            buf[i] = i < n && (mask >> i & 1) ? logits[i] : -__builtin_inff();
+        return buf;
+    }
+    const quad_bits bit = {1, 2, 4, 8};
+    const quad none = {-__builtin_inff(), -__builtin_inff(), -__builtin_inff(), -__builtin_inff()};
+    for (int i = 0; i < BLOCK; i += 4, mask >>= 4) {
+        quad_bits is_in = (bit & (int32_t)(mask & 15)) != 0;
+        quad v = (quad)(((quad_bits)quad_load(logits + i) & is_in) | ((quad_bits)none & ~is_in));
+        memcpy(buf + i, &v, sizeof v);
+    }
+    return buf;
 }
 
-static inline double scaled(const row *r, int64_t id) {
-    return (double)r->logits[id] / r->temperature;
+static inline float block_max(const float *x) {
+    quad m[BLOCK / 4];
+    for (int i = 0; i < BLOCK / 4; i++)
+        m[i] = quad_load(x + 4 * i);
+    for (int n = BLOCK / 8; n > 0; n /= 2) {
+        for (int i = 0; i < n; i++)
+            m[i] = larger(m[i], m[i + n]);
+    }
+    float a = m[0][0] > m[0][1] ? m[0][0] : m[0][1], b = m[0][2] > m[0][3] ? m[0][2] : m[0][3];
+    return a > b ? a : b;
+}
+
+/* Whether a token that is allowed to be drawn at all survives top-p and top-k; its logit is not -infinity. */
+static inline bool survives(const row *r, float logit, int64_t id) {
+    return order_key(logit, id) >= r->last;
+}
+
+/* No survivor's logit is below; the least finite one where all survive. */
+static inline float least_logit(const row *r) {
+    return r->last ? key_logit(r->last) : -FLT_MAX;
+}
+
+static inline double scaled(const row *r, float logit) {
+    return (double)logit / r->temperature;
 }
 
 static di_status find_best(row *r, uint64_t position, di_error *err) {
     float best = -__builtin_inff();
-    bool is_nan = false;
-    r->best = -1;
-    r->n_allowed = 0;
-    for (int64_t i = 0; i < r->n_vocab; i++) {
-        is_nan |= r->logits[i] != r->logits[i];
-        if (!is_allowed(r, i))
-            continue;
-        r->n_allowed++;
-        if (r->logits[i] > best) {
-            best = r->logits[i];
-            r->best = (int32_t)i;
+    int64_t best_at = 0;
+    int32_t n_nan = 0, n_allowed = 0;
+    for (int64_t at = 0; at < r->n_vocab; at += BLOCK) {
+        float buf[BLOCK];
+        const float *x = block_at(r, at, buf), *raw = r->logits + at;
+        int64_t n = DI_MIN((int64_t)BLOCK, r->n_vocab - at);
+        for (int64_t i = 0; i < n; i++)
+            n_nan += raw[i] != raw[i];
+        for (int i = 0; i < BLOCK; i++)
+            n_allowed += x[i] > -__builtin_inff();
+        float most = block_max(x);
+        if (most > best) {
+            best = most;
+            best_at = at;
         }
     }
-    if (is_nan || best > 0x1.fffffep127f)
+    if (n_nan || best > 0x1.fffffep127f)
         return di_fail(err, DI_ERR_INTERNAL, "position %llu: the model's logits are not finite",
                        (unsigned long long)position);
-    if (r->best < 0)
+    if (!n_allowed)
         return di_fail(err, DI_ERR_REQUEST, "position %llu: the request's constraints allow no token",
                        (unsigned long long)position);
+    float buf[BLOCK];
+    const float *x = block_at(r, best_at, buf);
+    int32_t i = 0;
+    while (x[i] != best)
+        i++;
+    r->best = (int32_t)best_at + i;
+    r->n_allowed = n_allowed;
     return DI_OK;
 }
 
-/* round(2^36 * exp(x - largest x)); zero below a distance where it rounds to zero, 37*log(2). */
-static inline uint64_t integer_weight(double distance) {
-    if (distance < -26.0)
-        return 0;
-    double w = WEIGHT_ONE * di_exp(distance);
-    return (uint64_t)((w + ROUND_SHIFT) - ROUND_SHIFT);
+/* Appends the keys of the block's tokens with logits in [low, high] that survive and, where weights are given by id, moves
+ * their weights beside them; returns the new count. Without branches: every token is written, few are kept. */
+static inline int64_t collect_block(const row *r, const float *x, int64_t at, float low, float high, uint64_t *keys,
+                                    uint64_t *weights, int64_t n) {
+    int64_t in_block = DI_MIN((int64_t)BLOCK, r->n_vocab - at);
+    for (int64_t i = 0; i < in_block; i++) {
+        uint64_t key = order_key(x[i], at + i);
+        keys[n] = key;
+        if (weights)
+            weights[n] = weights[at + i];
+        n += (x[i] >= low) & (x[i] <= high) & (key >= r->last);
+    }
+    return n;
 }
 
+/* Keys of the survivors whose logits lie in [low, high], and their weights. */
+static int64_t collect(const row *r, float low, float high, uint64_t *keys, uint64_t *weights) {
+    int64_t n = 0;
+    for (int64_t at = 0; at < r->n_vocab; at += BLOCK) {
+        float buf[BLOCK];
+        const float *x = block_at(r, at, buf);
+        if (block_max(x) >= low)
+            n = collect_block(r, x, at, low, high, keys, weights, n);
+    }
+    return n;
+}
+
+enum { MAXIMA_MAX = 4096 };
+
+/* A logit that at least k survivors reach where there are so many: the k-th largest of the maxima of twice as many groups
+ * of tokens, which are spread over the vocabulary. For a k too large for that, one that all reach. */
+static float limit_of_count(const row *r, int64_t k, uint64_t *keys) {
+    int64_t n_groups = DI_ROUND_UP(2 * k, BLOCK);
+    if (n_groups > MAXIMA_MAX || 2 * n_groups > r->n_vocab)
+        return -FLT_MAX;
+    float most[MAXIMA_MAX];
+    for (int64_t g = 0; g < n_groups; g++)
+        most[g] = -__builtin_inff();
+    float least = least_logit(r);
+    for (int64_t at = 0; at < r->n_vocab; at += BLOCK) {
+        float buf[BLOCK], *m = most + at % n_groups;
+        const float *x = block_at(r, at, buf);
+        if (r->last && block_max(x) < least)
+            continue;
+        for (int i = 0; i < BLOCK && r->last; i++) {
+            if (x[i] > m[i] && survives(r, x[i], at + i))
+                m[i] = x[i];
+        }
+        for (int i = 0; i < BLOCK && !r->last; i++)
+            m[i] = x[i] > m[i] ? x[i] : m[i];
+    }
+    for (int64_t g = 0; g < n_groups; g++)
+        keys[g] = order_key(most[g], g);
+    float limit = key_logit(select_last(keys, NULL, n_groups, k, __builtin_inf(), 0));
+    return limit > -FLT_MAX ? limit : -FLT_MAX;
+}
+
+/* Slices of the scale of logits, an eighth of a temperature each, from the largest down; the last one has the rest. */
+enum { SLICES = 256 };
+
+typedef struct slicing {
+    float largest, per_logit;
+} slicing;
+
+static inline slicing slicing_of(const row *r) {
+    return (slicing){r->logits[r->best], (float)(8.0 / r->temperature)};
+}
+
+/* Falling logits give rising slices: each step of this is monotone. */
+static inline int slice_of(const slicing *z, float logit) {
+    float at = (z->largest - logit) * z->per_logit;
+    return (int)(at < SLICES - 1 ? at : SLICES - 1);
+}
+
+/* round(2^36 * exp(x - largest x)) of every token by id, zero where it is not allowed and below a distance where it rounds
+ * to zero, 37*log(2). Adds them up by slice and returns their sum. */
+static uint64_t integer_weights(const row *r, uint64_t *weights, uint64_t mass[SLICES]) {
+    double largest = scaled(r, r->logits[r->best]);
+    slicing z = slicing_of(r);
+    uint64_t total = 0, halves[2][SLICES];
+    memset(halves, 0, sizeof halves);
+    for (int64_t at = 0; at < r->n_vocab; at += BLOCK) {
+        float buf[BLOCK];
+        const float *x = block_at(r, at, buf);
+        double w[BLOCK];
+        uint64_t bits[BLOCK];
+        int slice[BLOCK];
+        for (int i = 0; i < BLOCK; i++) {
+            double distance = scaled(r, x[i]) - largest;
+            w[i] = distance < -26.0 ? -__builtin_inf() : distance;
+        }
+        for (int i = 0; i < BLOCK; i++)
+            slice[i] = slice_of(&z, x[i]);
+        for (int i = 0; i < BLOCK; i += DI_EXP_BLOCK)
+            di_exp_block(w + i);
+        /* The sum's low mantissa bits are the rounded number. */
+        for (int i = 0; i < BLOCK; i++)
+            w[i] = WEIGHT_ONE * w[i] + ROUND_SHIFT;
+        memcpy(bits, w, sizeof bits);
+        for (int i = 0; i < BLOCK; i++)
+            bits[i] &= 0x0007FFFFFFFFFFFFu;
+        for (int i = 0; i < BLOCK; i += 2) { /* two sums, so that equal slices wait less for each other */
+            halves[0][slice[i]] += bits[i];
+            halves[1][slice[i + 1]] += bits[i + 1];
+        }
+        memcpy(weights + at, bits, (size_t)DI_MIN((int64_t)BLOCK, r->n_vocab - at) * sizeof *bits);
+    }
+    for (int i = 0; i < SLICES; i++) {
+        mass[i] = halves[0][i] + halves[1][i];
+        total += mass[i];
+    }
+    return total;
+}
+
+/* The last token that top-p alone keeps: only the slice in which the limit is passed has to be searched. */
+static uint64_t last_of_weight(const row *r, const uint64_t mass[SLICES], double weight_max, uint64_t *keys,
+                               uint64_t *weights) {
+    uint64_t before = 0;
+    int slice = 0;
+    for (; slice < SLICES && (double)(before + mass[slice]) <= weight_max; slice++)
+        before += mass[slice];
+    if (slice == SLICES)
+        return 0;
+    slicing z = slicing_of(r);
+    int64_t n = 0;
+    for (int64_t at = 0; at < r->n_vocab; at += BLOCK) {
+        float buf[BLOCK];
+        const float *x = block_at(r, at, buf);
+        int32_t in_slice[BLOCK], any = 0;
+        for (int i = 0; i < BLOCK; i++) {
+            in_slice[i] = (slice_of(&z, x[i]) == slice) & (x[i] > -__builtin_inff());
+            any |= in_slice[i];
+        }
+        for (int i = 0; i < BLOCK && any; i++) {
+            if (!in_slice[i])
+                continue;
+            keys[n] = order_key(x[i], at + i);
+            weights[n++] = weights[at + i];
+        }
+    }
+    return select_last(keys, weights, n, INT64_MAX, weight_max, before);
+}
+
+/* The order key of the last token that top-p and top-k keep; 0 when all are kept. The tokens above a logit are a prefix
+ * of the order, so that a search among them ends where the search among all would, provided that a limit is passed
+ * there. */
 static uint64_t last_survivor(const row *r, const di_sampling *s, uint64_t *keys, uint64_t *weights) {
-    bool has_top_p = s->top_p<1.0, has_top_k = s->top_k> 0 && s->top_k < r->n_allowed;
+    bool has_top_p = s->top_p < 1.0, has_top_k = s->top_k > 0 && s->top_k < r->n_allowed;
     if (!has_top_p && !has_top_k)
         return 0;
-    double largest = scaled(r, r->best);
-    uint64_t total = 0;
-    int64_t n = 0;
-    for (int64_t i = 0; i < r->n_vocab; i++) {
-        if (!is_allowed(r, i))
-            continue;
-        keys[n] = order_key(r->logits[i], i);
-        if (has_top_p) {
-            weights[n] = integer_weight(scaled(r, i) - largest);
-            total += weights[n];
-        }
-        n++;
+    double weight_max = __builtin_inf();
+    if (has_top_p) {
+        uint64_t mass[SLICES];
+        weight_max = s->top_p * (double)integer_weights(r, weights, mass);
+        if (!has_top_k)
+            return last_of_weight(r, mass, weight_max, keys, weights);
     }
-    double weight_max = has_top_p ? s->top_p * (double)total : __builtin_inf();
-    return select_last(keys, has_top_p ? weights : NULL, n, has_top_k ? s->top_k : INT64_MAX, weight_max);
+    float limit = limit_of_count(r, s->top_k, keys);
+    int64_t n = collect(r, limit, FLT_MAX, keys, has_top_p ? weights : NULL);
+    return select_last(keys, has_top_p ? weights : NULL, n, s->top_k, weight_max, 0);
+}
+
+/* How many leading ones z may have at most for a token of score x to stay below `score`, plus one; 0 when any may win. */
+static int hopeless_ones(double x, double score) {
+    int ones = 0;
+    while (ones < 63 && x + (double)(ones + 1) * 0.69315 < score)
+        ones++;
+    return ones;
 }
 
 /* The survivor with the largest x + g, ties to the lower id. The most likely token goes first, since it sets a bound
  * that few others pass. x + bound and x + g round monotonically, so that skipping is exact. */
 static int32_t draw(const row *r, uint64_t seed, uint64_t position) {
     int32_t winner = r->best;
-    double score = scaled(r, winner) + di_noise_gumbel(di_noise_bits(seed, position, (uint64_t)winner));
-    for (int64_t i = 0; i < r->n_vocab; i++) {
-        if (i == r->best || !survives(r, i))
-            continue;
-        double x = scaled(r, i);
-        if (x + 37.0 < score)
+    double score = scaled(r, r->logits[winner]) + di_noise_gumbel(di_noise_bits(seed, position, (uint64_t)winner));
+    float least = least_logit(r);
+    for (int64_t at = 0; at < r->n_vocab; at += BLOCK) {
+        float buf[BLOCK];
+        const float *x = block_at(r, at, buf);
+        float most = block_max(x);
+        if (!(most >= least) || scaled(r, most) + 37.0 < score)
             continue; /* g is below 36.8 */
-        uint64_t z = di_noise_bits(seed, position, (uint64_t)i);
-        if (x + gumbel_bound(z) < score)
-            continue;
-        double candidate = x + di_noise_gumbel(z);
-        if (candidate > score || (candidate == score && i < winner)) {
-            score = candidate;
-            winner = (int32_t)i;
+        int ones = hopeless_ones(scaled(r, most), score);
+        for (int i = 0; i < BLOCK; i++) {
+            uint64_t z = di_noise_bits(seed, position, (uint64_t)(at + i));
+            if ((ones && ~z >> (64 - ones)) || !(x[i] >= least))
+                continue; /* fewer leading ones than even the block's largest needs */
+            double at_i = scaled(r, x[i]);
+            if (at + i == r->best || at_i + gumbel_bound(z) < score || !survives(r, x[i], at + i))
+                continue;
+            double candidate = at_i + di_noise_gumbel(z);
+            if (candidate > score || (candidate == score && at + i < winner)) {
+                score = candidate;
+                winner = (int32_t)(at + i);
+            }
         }
     }
     return winner;
 }
 
 /* Log-softmax over what `processed` says: of survivors after temperature, or of the logits after masks. Sums run over
- * rising ids, in double. */
+ * rising ids, in double; what does not survive adds zero. */
 static void log_probabilities(const row *r, const di_sampling *s, uint64_t *keys, int32_t token, float *logprob,
                               di_logprob *top) {
     row v = *r;
@@ -287,33 +510,46 @@ static void log_probabilities(const row *r, const di_sampling *s, uint64_t *keys
         v.temperature = 1.0;
         v.last = 0;
     }
-    double largest = scaled(&v, v.best), sum = 0.0;
-    int64_t n = 0;
-    for (int64_t i = 0; i < v.n_vocab; i++) {
-        if (!survives(&v, i))
+    double largest = scaled(&v, v.logits[v.best]), sum = 0.0;
+    float least = least_logit(&v), buf[BLOCK];
+    int64_t n_survivors = 0;
+    for (int64_t at = 0; at < v.n_vocab; at += BLOCK) {
+        const float *x = block_at(&v, at, buf);
+        if (!(block_max(x) >= least))
             continue;
-        sum += di_exp(scaled(&v, i) - largest);
-        keys[n++] = order_key(v.logits[i], i);
+        double e[BLOCK];
+        for (int i = 0; i < BLOCK; i++) {
+            bool is_in = x[i] >= least && (!v.last || survives(&v, x[i], at + i));
+            e[i] = is_in ? scaled(&v, x[i]) - largest : -__builtin_inf();
+            n_survivors += is_in;
+        }
+        for (int i = 0; i < BLOCK; i += DI_EXP_BLOCK)
+            di_exp_block(e + i);
+        for (int i = 0; i < BLOCK; i++)
+            sum += e[i];
     }
     double log_sum = di_ln(sum);
-    if (logprob)
-        *logprob = survives(&v, token) ? (float)((scaled(&v, token) - largest) - log_sum) : DI_LOGPROB_FLOOR;
+    if (logprob) {
+        float x = token >= 0 && token < v.n_vocab ? block_at(&v, token / BLOCK * BLOCK, buf)[token % BLOCK]
+                                                  : -__builtin_inff();
+        bool is_in = x >= least && survives(&v, x, token);
+        *logprob = is_in ? (float)((scaled(&v, x) - largest) - log_sum) : DI_LOGPROB_FLOOR;
+    }
     if (!top || s->n_logprobs <= 0)
         return;
-    uint64_t last = n > s->n_logprobs ? select_last(keys, NULL, n, s->n_logprobs, __builtin_inf()) : 0;
-    n = 0;
-    for (int64_t i = 0; i < v.n_vocab; i++) {
-        if (survives(&v, i) && order_key(v.logits[i], i) >= last)
-            keys[n++] = order_key(v.logits[i], i);
+    if (n_survivors > s->n_logprobs) {
+        int64_t n = collect(&v, limit_of_count(&v, s->n_logprobs, keys), FLT_MAX, keys, NULL);
+        v.last = select_last(keys, NULL, n, s->n_logprobs, __builtin_inf(), 0);
     }
+    int64_t n = collect(&v, least_logit(&v), FLT_MAX, keys, NULL);
     sort_falling(keys, n);
     for (int32_t i = 0; i < s->n_logprobs; i++) {
         if (i >= n) {
             top[i] = (di_logprob){.token = -1, .logprob = DI_LOGPROB_FLOOR};
             continue;
         }
-        int32_t id = key_id(keys[i]);
-        top[i] = (di_logprob){.token = id, .logprob = (float)((scaled(&v, id) - largest) - log_sum)};
+        top[i] = (di_logprob){.token = key_id(keys[i]),
+                              .logprob = (float)((scaled(&v, key_logit(keys[i])) - largest) - log_sum)};
     }
 }
 

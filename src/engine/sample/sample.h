@@ -1,8 +1,8 @@
 /* Sampling: from a row of logits to one token, by request parameters, seed and position alone.
  *
  * Owns: the parameters and their validation, the noise, top-p and top-k without a full sort, log-probabilities. Leaves
- * the choice of rows, stop rules and text to engine/. The rule is interface.md's "How a token is sampled": masks, bias,
- * penalties, temperature, top-p, top-k, then the largest x + g(seed, position, token). */
+ * the choice of rows, stop rules and text to engine/. The rule is interface.md's "How a token is sampled": masks,
+ * temperature, top-p, top-k, then the largest x + g(seed, position, token). */
 #ifndef DI_SAMPLE_H
 #define DI_SAMPLE_H
 

@@ -55,7 +55,7 @@ static void check_names_what_is_missing(void **state) {
 
 static void every_level_fills_the_table(void **state) {
     (void)state;
-    for (int level = 0; level < DI_CPU_LEVEL_COUNT; level++) {
+    for (int level = 0; level < DI_CPU_LEVEL_COUNT; level++) { /* filling needs no such processor */
         di_cpu_kernels k;
         di_cpu_kernels_init(&k, (di_cpu_level)level);
 #define HAS(f) assert_non_null(k.f);
@@ -69,13 +69,38 @@ static void every_level_fills_the_table(void **state) {
     assert_true(ref.engram_hash == best.engram_hash); /* no faster one: the reference stays */
 }
 
+/* A level by name runs up to that level; one that the machine lacks is an error, never something less. */
+static void levels_are_capped_by_name(void **state) {
+    (void)state;
+    di_error err = {0};
+    di_device *dev = NULL;
+    char wanted[128] = "";
+    for (int level = 0; level < DI_CPU_LEVEL_COUNT; level++) {
+        const char *name = di_cpu_level_name((di_cpu_level)level);
+        snprintf(wanted + strlen(wanted), sizeof wanted - strlen(wanted), "%s%s", level ? " " : "", name);
+        di_status st = di_cpu_device_ops.open(&dev, &(di_device_config){.n_threads = 1, .isa = name}, &err);
+        if (level > (int)di_cpu_level_best()) {
+            assert_int_equal(st, DI_ERR_DEVICE);
+            assert_contains(err.message, name);
+            continue;
+        }
+        di_test_ok(st, &err);
+        di_device_info info;
+        di_test_ok(di_cpu_device_ops.info(dev, &info, &err), &err);
+        assert_string_equal(info.levels, wanted);
+        di_cpu_device_ops.close(dev);
+    }
+    assert_int_equal(di_cpu_device_ops.open(&dev, &(di_device_config){.isa = "sse9"}, &err), DI_ERR_ARG);
+    assert_contains(err.message, "'sse9'");
+}
+
 /* ---- memory ---- */
 
 static void memory_is_zeroed_and_aligned(void **state) {
     (void)state;
     di_error err = {0};
     di_device *dev;
-    di_test_ok(di_cpu_device_ops.open(&dev, 1, &err), &err);
+    di_test_ok(di_cpu_device_ops.open(&dev, &(di_device_config){.n_threads = 1}, &err), &err);
     const size_t sizes[4] = {1, 63, 4096, 1 << 20};
     for (int i = 0; i < 4; i++) {
         uint8_t *p;
@@ -107,7 +132,7 @@ static void reserve_grows_and_never_shrinks(void **state) {
     (void)state;
     di_error err = {0};
     di_device *dev;
-    di_test_ok(di_cpu_device_ops.open(&dev, 2, &err), &err);
+    di_test_ok(di_cpu_device_ops.open(&dev, &(di_device_config){.n_threads = 2}, &err), &err);
     di_limits small = ops_mat_limits(), big = small;
     small.rows_max = 8;
     big.rows_max = 500;
@@ -139,15 +164,16 @@ static void info_describes_the_machine(void **state) {
     di_error err = {0};
     di_device *dev;
     di_device_info info;
-    di_test_ok(di_cpu_device_ops.open(&dev, 1, &err), &err);
+    di_test_ok(di_cpu_device_ops.open(&dev, &(di_device_config){.n_threads = 1}, &err), &err);
     di_test_ok(di_cpu_device_ops.info(dev, &info, &err), &err);
     assert_true(info.name[0] != 0);
     assert_true(info.memory_total_bytes > 1 << 24);
     assert_true(info.memory_free_bytes <= info.memory_total_bytes);
     assert_true(info.weights_by_mapping);
-    assert_string_equal(info.levels, "ref portable");
+    assert_int_equal(strncmp(info.levels, "ref portable", 12), 0);
+    assert_string_equal(info.levels, info.levels_found);
     di_cpu_device_ops.close(dev);
-    assert_int_equal(di_cpu_device_ops.open(&dev, -1, &err), DI_ERR_RANGE);
+    assert_int_equal(di_cpu_device_ops.open(&dev, &(di_device_config){.n_threads = -1}, &err), DI_ERR_RANGE);
 }
 
 /* ---- floating-point mode ---- */
@@ -214,6 +240,6 @@ static void small_and_large_jobs_run_every_part_once(void **state) {
 
 DI_TEST_GROUP(backend_device, cmocka_unit_test(find_knows_its_names), cmocka_unit_test(check_names_what_is_missing),
               cmocka_unit_test(every_level_fills_the_table), cmocka_unit_test(memory_is_zeroed_and_aligned),
-              cmocka_unit_test(reserve_grows_and_never_shrinks), cmocka_unit_test(info_describes_the_machine),
-              cmocka_unit_test(caller_keeps_its_subnormals),
+              cmocka_unit_test(levels_are_capped_by_name), cmocka_unit_test(reserve_grows_and_never_shrinks),
+              cmocka_unit_test(info_describes_the_machine), cmocka_unit_test(caller_keeps_its_subnormals),
               cmocka_unit_test(small_and_large_jobs_run_every_part_once));

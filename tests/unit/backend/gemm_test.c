@@ -118,6 +118,117 @@ static void gemm_flushes_subnormals(void **state) {
     }
 }
 
+static bool same_bits_or_nan(float a, float b) {
+    return (a != a && b != b) || di_f32_bits(a) == di_f32_bits(b);
+}
+
+/* Scales near and beyond the ends of the range in which levels may leave them to the end of a group, on either side,
+ * and NaN among scales and codes: every level gives the reference's bits. */
+static void gemm_is_the_same_at_the_ends_of_scales(void **state) {
+    (void)state;
+    static const uint8_t low_high[][2] = {{38, 44}, {158, 163}, {0, 3},     {251, 254}, {0, 254},
+                                          {60, 75}, {176, 182}, {104, 106}, {255, 255}};
+    enum { N_IN = 160, N_OUT = 40 };
+    di_limits limits = ops_mat_limits();
+    uint64_t rng = 11;
+    for (size_t c = 0; c < DI_COUNT(low_high) * DI_COUNT(low_high) * 2; c++) {
+        const uint8_t *of_w = low_high[c / 2 % DI_COUNT(low_high)], *of_x = low_high[c / 2 / DI_COUNT(low_high)];
+        bool is_fp4 = c % 2;
+        int64_t n_rows = di_test_random_range(&rng, 1, 9);
+        ops_mem mem = {0};
+        di_mat w = ops_mat_random(&mem, &rng, is_fp4 ? DI_F4_E2M1 : DI_F8_E4M3, N_OUT, N_IN);
+        di_act x = ops_act_random(&mem, &rng, DI_F8_E4M3, n_rows, N_IN);
+        uint8_t *scales = (uint8_t *)(uintptr_t)w.scale, *codes = (uint8_t *)(uintptr_t)w.data;
+        for (int64_t i = 0; i < (is_fp4 ? N_OUT : DI_CEIL_DIV(N_OUT, 32)) * (N_IN / 32); i++)
+            scales[i] = (uint8_t)di_test_random_range(&rng, of_w[0], of_w[1]);
+        for (int64_t i = 0; i < n_rows * (N_IN / 32); i++)
+            x.scale[i] = (uint8_t)di_test_random_range(&rng, of_x[0], of_x[1]);
+        if (!is_fp4 && c % 3 == 0)
+            codes[di_test_random_range(&rng, 0, N_OUT * N_IN - 1)] = di_test_random(&rng) & 1 ? 0x7F : 0xFF;
+        if (c % 5 == 0)
+            ((uint8_t *)x.data)[di_test_random_range(&rng, 0, n_rows * N_IN - 1)] = 0x7F;
+        di_act want = ops_act_empty(&mem, DI_F32, n_rows, N_OUT), got = ops_act_empty(&mem, DI_F32, n_rows, N_OUT);
+        for (int variant = 0; variant < ops_rig_variants(); variant += 3) {
+            ops_rig rig;
+            ops_rig_open_variant(&rig, variant, &limits);
+            di_gemm_args args = {.x = x, .w = &w, .out = variant ? got : want};
+            assert_int_equal(di_cpu_ops.gemm(rig.stream, &args), DI_OK);
+            for (int64_t i = 0; variant && i < n_rows * N_OUT; i++) {
+                float a = ((float *)got.data)[i], b = ((float *)want.data)[i];
+                if (!same_bits_or_nan(a, b))
+                    fail_msg("case %zu variant %d value %d: %.9g, expected %.9g", c, variant, (int)i, a, b);
+            }
+            ops_rig_close(&rig);
+        }
+        ops_mem_free(&mem);
+    }
+}
+
+/* Values that no quantiser makes but a file may hold: every level agrees with the reference, NaN for NaN. */
+typedef struct unusual {
+    di_dtype x, w;
+    int x_code, x_scale, w_code, w_scale; /* put into one place each; -1: nothing */
+} unusual;
+
+static const unusual unusuals[] = {
+    {DI_F8_E4M3, DI_F8_E4M3, -1, -1, 0x7F, -1}, {DI_F8_E4M3, DI_F8_E4M3, -1, -1, 0xFF, 255},
+    {DI_F8_E4M3, DI_F8_E4M3, -1, -1, -1, 0},    {DI_F8_E4M3, DI_F8_E4M3, -1, -1, 3, 30},
+    {DI_F8_E4M3, DI_F8_E4M3, -1, -1, -1, 250},  {DI_F8_E4M3, DI_F8_E4M3, 0x7F, -1, 0, -1},
+    {DI_F8_E4M3, DI_F8_E4M3, -1, 255, -1, -1},  {DI_F8_E4M3, DI_F8_E4M3, 1, 0, -1, -1},
+    {DI_F8_E4M3, DI_F4_E2M1, -1, -1, -1, 255},  {DI_F8_E4M3, DI_F4_E2M1, -1, -1, -1, 1},
+    {DI_F8_E4M3, DI_F4_E2M1, -1, -1, -1, 200},  {DI_F8_E4M3, DI_F4_E2M1, 0xFF, -1, -1, -1},
+    {DI_F8_E4M3, DI_F4_E2M1, -1, 40, -1, -1},   {DI_F8_E4M3, DI_F4_E2M1, 0x80, 105, 0x88, 127},
+    {DI_BF16, DI_BF16, 0x7F80, -1, -1, -1},     {DI_BF16, DI_BF16, -1, -1, 0xFF80, -1},
+    {DI_BF16, DI_BF16, 0x7FC0, -1, 0x0001, -1}, {DI_BF16, DI_BF16, 0x0D00, -1, 0x0C00, -1},
+    {DI_BF16, DI_BF16, 0x7000, -1, 0x7100, -1}, {DI_BF16, DI_F8_E4M3, 0x0080, -1, 7, 90},
+    {DI_BF16, DI_F4_E2M1, 0x8000, -1, 0x11, 73},
+};
+
+static void put_code(di_dtype dtype, void *data, int64_t at, int code) {
+    if (code >= 0 && dtype == DI_BF16)
+        ((uint16_t *)data)[at] = (uint16_t)code;
+    else if (code >= 0)
+        ((uint8_t *)data)[at] = (uint8_t)code;
+}
+
+static void gemm_agrees_on_unusual_values(void **state) {
+    (void)state;
+    enum { OUT = 70, IN = 288 };
+    di_limits limits = ops_mat_limits();
+    uint64_t rng = 21;
+    const int64_t counts[3] = {1, 9, 40};
+    for (size_t c = 0; c < DI_COUNT(unusuals); c++) {
+        const unusual *u = &unusuals[c];
+        ops_mem mem = {0};
+        for (int n = 0; n < 3; n++) {
+            di_mat w = ops_mat_random(&mem, &rng, u->w, OUT, IN);
+            di_act x = ops_act_random(&mem, &rng, u->x, counts[n], IN);
+            put_code(u->w, (void *)(uintptr_t)w.data, 33, u->w_code); /* row 0; packed E2M1: inputs 66 and 67 */
+            put_code(u->x, x.data, u->w == DI_F4_E2M1 ? 66 : 33, u->x_code);
+            if (u->w_scale >= 0)
+                ((uint8_t *)(uintptr_t)w.scale)[u->w == DI_F4_E2M1 ? 2 : 1] = (uint8_t)u->w_scale;
+            if (u->x_scale >= 0)
+                x.scale[1] = (uint8_t)u->x_scale;
+            di_act want = ops_act_empty(&mem, DI_F32, counts[n], OUT);
+            for (int variant = 0; variant < ops_rig_variants(); variant++) {
+                di_act got = variant ? ops_act_empty(&mem, DI_F32, counts[n], OUT) : want;
+                di_gemm_args args = {.x = x, .w = &w, .out = got};
+                ops_rig rig;
+                ops_rig_open_variant(&rig, variant, &limits);
+                assert_int_equal(di_cpu_ops.gemm(rig.stream, &args), DI_OK);
+                ops_rig_close(&rig);
+                for (int64_t i = 0; i < counts[n] * OUT; i++) {
+                    float a = ((float *)want.data)[i], b = ((float *)got.data)[i];
+                    if (a != b && !(isnan(a) && isnan(b)))
+                        fail_msg("case %zu variant %d row %d out %d: %g, expected %g", c, variant, (int)(i / OUT),
+                                 (int)(i % OUT), b, a);
+                }
+            }
+        }
+        ops_mem_free(&mem);
+    }
+}
+
 /* Where scratch doesn't hold all rows, they go in passes. */
 static void gemm_runs_in_passes(void **state) {
     (void)state;
@@ -204,5 +315,7 @@ static void gemm_refuses_what_does_not_fit(void **state) {
 }
 
 DI_TEST_GROUP(backend_gemm, cmocka_unit_test(gemm_sums_in_order), cmocka_unit_test(gemm_keeps_the_least_scale),
-              cmocka_unit_test(gemm_flushes_subnormals), cmocka_unit_test(gemm_runs_in_passes),
-              cmocka_unit_test(gemm_keeps_to_its_columns), cmocka_unit_test(gemm_refuses_what_does_not_fit));
+              cmocka_unit_test(gemm_flushes_subnormals), cmocka_unit_test(gemm_agrees_on_unusual_values),
+              cmocka_unit_test(gemm_runs_in_passes),
+              cmocka_unit_test(gemm_is_the_same_at_the_ends_of_scales), cmocka_unit_test(gemm_keeps_to_its_columns),
+              cmocka_unit_test(gemm_refuses_what_does_not_fit));

@@ -76,8 +76,8 @@ static void hc_mix_matches_double(void **state) {
         int32_t m;
         int64_t h, n_rows;
         di_dtype dtype;
-    } cases[] = {
-        {4, 256, 21, DI_BF16}, {4, 64, 1, DI_F32}, {3, 32, 5, DI_F32}, {1, 96, 3, DI_BF16}, {2, 40, 18, DI_F32}};
+    } cases[] = {{4, 256, 21, DI_BF16}, {4, 256, 1, DI_BF16}, {4, 128, 3, DI_F32}, {4, 64, 1, DI_F32},
+                 {3, 32, 5, DI_F32},    {1, 96, 3, DI_BF16},  {2, 40, 18, DI_F32}};
     for (size_t c = 0; c < DI_COUNT(cases); c++) {
         int32_t m = cases[c].m, n_dots = (2 + m) * m;
         int64_t h = cases[c].h, n = cases[c].n_rows, width = m * h;

@@ -147,7 +147,7 @@ static void run_scores(di_cpu_level level, const float *s, int32_t n, int32_t to
     }
     t.a.q = (di_act){DI_F32, 1, 2 * DIM, 2 * DIM, q, NULL};
     t.a.w = (di_act){DI_F32, 1, 2, 2, w, NULL};
-    t.a.keys = (di_paged){(uint8_t *)keys, 0, 0, N_MAX, DI_KV_F32, DIM};
+    t.a.keys = (di_paged){(uint8_t *)keys, 0, 0, n + 1, DI_KV_F32, DIM};
     t.a.topk = topk;
     t.a.idx = idx;
     t.a.n_cand = n_cand;
@@ -284,6 +284,101 @@ static void long_lists_are_exact(void **state) {
     }
 }
 
+static const float *sorted_by;
+static int falling(const void *x, const void *y) {
+    int32_t a = *(const int32_t *)x, b = *(const int32_t *)y;
+    if (sorted_by[a] != sorted_by[b])
+        return sorted_by[a] > sorted_by[b] ? -1 : 1;
+    return a < b ? -1 : 1;
+}
+static int rising(const void *x, const void *y) {
+    int32_t a = *(const int32_t *)x, b = *(const int32_t *)y;
+    return (a > b) - (a < b);
+}
+
+/* As many scores as a context of a million tokens has blocks, against sorting: spread, rounded so that many tie, large
+ * ones side by side, mostly equal, mostly never chosen. */
+static void the_longest_lists_are_exact(void **state) {
+    (void)state;
+    enum { N = 70001, KINDS = 5, TOPK_MAX = 2048 };
+    float *s = ops_rig_alloc(N * sizeof *s);
+    int32_t *order = ops_rig_alloc(N * sizeof *order), *idx = ops_rig_alloc(TOPK_MAX * sizeof *idx);
+    for (int kind = 0; kind < KINDS; kind++) {
+        uint64_t rng = 31;
+        for (int j = 0; j < N; j++) {
+            float x = (float)(di_test_random_unit(&rng) + di_test_random_unit(&rng) - 1);
+            bool is_rare = di_test_random(&rng) % 50 == 0;
+            s[j] = kind == 0   ? x
+                   : kind == 1 ? di_round_bf16(x)
+                   : kind == 2 ? x + (j / 3000 == 9)
+                   : kind == 3 ? (is_rare ? x : 0.0f)
+                               : (is_rare ? x : -INFINITY);
+        }
+        int32_t n = 0, topk = kind == 2 ? 512 : TOPK_MAX;
+        for (int j = 0; j < N; j++) {
+            if (s[j] > -INFINITY)
+                order[n++] = j;
+        }
+        sorted_by = s;
+        qsort(order, (size_t)n, sizeof *order, falling);
+        int32_t n_best = DI_MIN(n, topk);
+        qsort(order, (size_t)n_best, sizeof *order, rising);
+        for (di_cpu_level level = DI_CPU_PORTABLE; level <= di_cpu_level_best(); level++) {
+            run_scores(level, s, N, topk, idx, 0, NULL, NULL);
+            assert_list(idx, order, n_best);
+            for (int32_t t = n_best; t < topk; t++)
+                assert_int_equal(idx[t], -1);
+        }
+    }
+    free(s);
+    free(order);
+    free(idx);
+}
+
+/* Scales for which a product leaves the normal floats, the NaN among them, and groups of zeros: the same bits as the
+ * reference, also beside entries of ordinary scales. */
+static void scales_at_the_ends_are_the_same_at_every_level(void **state) {
+    (void)state;
+    enum { N = 90, HEADS = 3, WIDE = 64 };
+    static const uint8_t ends[] = {0, 1, 2, 20, 70, 71, 183, 184, 230, 254, 255};
+    uint64_t rng = 41;
+    uint8_t keys[N * (WIDE / 2 + WIDE / 32)], *scales = keys + N * WIDE / 2;
+    for (int j = 0; j < N; j++) {
+        ops_rig_random_record(&rng, DI_KV_MX4, keys + j * WIDE / 2, scales + j * WIDE / 32, WIDE);
+        if (j % 5 == 0)
+            scales[j * WIDE / 32 + j % 2] = ends[j / 5 % (int)DI_COUNT(ends)];
+        if (j % 9 == 0)
+            memset(keys + j * WIDE / 2, j % 2 ? 0x80 : 0, WIDE / 4);
+    }
+    for (int exponent = -120; exponent <= 120; exponent += 40) {
+        float q[HEADS * WIDE], w[HEADS] = {1, -2, 0.5f};
+        uint64_t from = 42;
+        for (int i = 0; i < HEADS * WIDE; i++)
+            q[i] = (float)(ldexp(di_test_random_unit(&from) - 0.5, i < WIDE ? exponent : 0));
+        float scores[2][N];
+        int32_t idx[8];
+        FOR_EACH_LEVEL(level) {
+            query t;
+            query_init(&t, level, N, HEADS, WIDE);
+            t.a.q = (di_act){DI_F32, 1, HEADS * WIDE, HEADS * WIDE, q, NULL};
+            t.a.w = (di_act){DI_F32, 1, HEADS, HEADS, w, NULL};
+            t.a.keys = (di_paged){keys, sizeof keys, 0, N, DI_KV_MX4, WIDE};
+            t.a.topk = 8;
+            t.a.idx = idx;
+            t.a.scores = scores[level > DI_CPU_REF];
+            t.a.scores_stride = N;
+            assert_int_equal(di_cpu_ops.index_select(t.r.stream, &t.a), DI_OK);
+            for (int j = 0; j < N && level > DI_CPU_REF; j++) {
+                if (scores[0][j] == scores[0][j])
+                    assert_memory_equal(&scores[1][j], &scores[0][j], sizeof(float));
+                else
+                    assert_true(scores[1][j] != scores[1][j]);
+            }
+            ops_rig_close(&t.r);
+        }
+    }
+}
+
 static void bad_shapes_are_refused(void **state) {
     (void)state;
     FOR_EACH_LEVEL(level) {
@@ -320,4 +415,6 @@ DI_TEST_GROUP(index_select, cmocka_unit_test(golden_scores_and_selections),
               cmocka_unit_test(minus_infinity_never_wins), cmocka_unit_test(nan_never_wins),
               cmocka_unit_test(the_newest_block_always_takes_part),
               cmocka_unit_test(candidate_blocks_restrict_the_selection), cmocka_unit_test(long_lists_are_exact),
+              cmocka_unit_test(the_longest_lists_are_exact),
+              cmocka_unit_test(scales_at_the_ends_are_the_same_at_every_level),
               cmocka_unit_test(bad_shapes_are_refused));

@@ -1,5 +1,5 @@
-/* JSON: what is accepted and refused, exact integers, key order, and the text style of chat prompts. Printed numbers are
- * the values that the chat format states, and the shortest forms that Python's repr and JavaScript agree on. */
+/* JSON: what is accepted and refused, exact integers, key order, and the text style of chat prompts. Printed numbers
+ * are the values that the chat format states, and the shortest forms that Python's repr and JavaScript agree on. */
 #include "harness.h"
 
 #include "base/base.h"
@@ -141,6 +141,11 @@ static void strings_may_hold_nul(void **state) {
     assert_memory_equal(di_json_str(di_json_iter_value(it), &len), "a\0b", 4);
     assert_int_equal(len, 3);
     assert_null(di_json_iter_next(v, it));
+    di_json *copy = di_json_copy(v), *other = parse("{\"k\":\"a\\u0000b\"}");
+    assert_true(di_json_equal(v, copy));
+    assert_false(di_json_equal(v, other));
+    di_json_free(other);
+    di_json_free(copy);
     di_json_free(v);
 }
 
@@ -200,7 +205,8 @@ static void builders_make_what_was_asked(void **state) {
     assert_false(di_json_set(o, "b", NULL));
     di_strbuf out = {0};
     di_json_write(&out, o, DI_JSON_COMPACT);
-    assert_string_equal(out.data, "{\"a\":[-9223372036854775808,18446744073709551615,7,2.0,false,null,\"x\uFFFDy\",\"\"]}");
+    assert_string_equal(out.data,
+                        "{\"a\":[-9223372036854775808,18446744073709551615,7,2.0,false,null,\"x\uFFFDy\",\"\"]}");
     di_json *copy = di_json_copy(o);
     assert_true(di_json_equal(o, copy));
     assert_true(di_json_append(di_json_get(copy, "a"), di_json_new_int(1)));

@@ -114,14 +114,28 @@ static void bytes_take_suffixes(void **state) {
         const char *text;
         int64_t value; /* 0: refused */
     } cases[] = {
-        {"1", 1},       {"1500000", 1500000},        {"4K", 4096},
-        {"4k", 4096},   {"512M", 512LL << 20},       {"1G", 1LL << 30},
-        {"1GiB", 1LL << 30}, {"2gb", 2LL << 30},     {"3T", 3LL << 40},
-        {"100B", 100},  {"0", 0},                    {"", 0},
-        {"G", 0},       {"1.5G", 0},                 {"-1", 0},
-        {"1X", 0},      {"1GG", 0},                  {"1iB", 0},
-        {"9223372036854775807", INT64_MAX},          {"9223372036854775807K", 0},
-        {"99999999999999999999", 0},                 {"8388608T", 0},
+        {"1", 1},
+        {"1500000", 1500000},
+        {"4K", 4096},
+        {"4k", 4096},
+        {"512M", 512LL << 20},
+        {"1G", 1LL << 30},
+        {"1GiB", 1LL << 30},
+        {"2gb", 2LL << 30},
+        {"3T", 3LL << 40},
+        {"100B", 100},
+        {"0", 0},
+        {"", 0},
+        {"G", 0},
+        {"1.5G", 0},
+        {"-1", 0},
+        {"1X", 0},
+        {"1GG", 0},
+        {"1iB", 0},
+        {"9223372036854775807", INT64_MAX},
+        {"9223372036854775807K", 0},
+        {"99999999999999999999", 0},
+        {"8388608T", 0},
     };
     for (size_t i = 0; i < DI_COUNT(cases); i++) {
         di_options opt;
@@ -213,8 +227,8 @@ static void the_environment_comes_behind_the_flags(void **state) {
     di_error err;
     di_test_ok(read_options(&opt, DI_COMMAND_RUN, FLAGS("--top-k", "7", "--stop", "flag"),
                             ENV("DEEPINFER_TOP_K=3", "DEEPINFER_TOP_P=0.5", "DEEPINFER_ACCELERATOR=cpu",
-                                "DEEPINFER_MODEL=/m", "DEEPINFER_STOP=x\n\ny", "DEEPINFER_RAW=1", "DEEPINFER_SEED=",
-                                "HOME=/root", "DEEPINFER_IGNORE_EOS=0"),
+                                "DEEPINFER_MODEL=/m", "DEEPINFER_STOP=x\n\ny", "DEEPINFER_RAW=1",
+                                "DEEPINFER_SEED=", "HOME=/root", "DEEPINFER_IGNORE_EOS=0"),
                             NULL, &err),
                &err);
     assert_int_equal(opt.top_k, 7);
@@ -244,7 +258,8 @@ static void bad_variables_are_errors(void **state) {
     assert_string_equal(err.message, "DEEPINFER_REPLAY: found 'maybe', expected compact, mask or off");
     di_options_deinit(&opt);
     assert_int_equal(
-        read_options(&opt, DI_COMMAND_INFO, NULL, ENV("DEEPINFER_YOCO_PREFILL_KEEP_TOKENS=-4"), NULL, &err), DI_ERR_ARG);
+        read_options(&opt, DI_COMMAND_INFO, NULL, ENV("DEEPINFER_YOCO_PREFILL_KEEP_TOKENS=-4"), NULL, &err),
+        DI_ERR_ARG);
     assert_contains(err.message, "DEEPINFER_YOCO_PREFILL_KEEP_TOKENS: found '-4'");
     di_options_deinit(&opt);
 }
@@ -350,5 +365,4 @@ DI_TEST_GROUP(options, cmocka_unit_test(defaults_are_the_documented_ones), cmock
               cmocka_unit_test(the_environment_comes_behind_the_flags), cmocka_unit_test(bad_variables_are_errors),
               cmocka_unit_test(aliases_work_and_must_agree), cmocka_unit_test(unknown_variables_are_warnings),
               cmocka_unit_test(help_wins_over_errors), cmocka_unit_test(nearest_names),
-              cmocka_unit_test(help_lists_the_options_of_a_command),
-              cmocka_unit_test(the_documented_table_is_current))
+              cmocka_unit_test(help_lists_the_options_of_a_command), cmocka_unit_test(the_documented_table_is_current))

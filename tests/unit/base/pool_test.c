@@ -1,5 +1,5 @@
-/* The thread pool: every part runs once, on one worker at a time, and results don't depend on the thread count. Run under
- * the thread sanitizer as well. */
+/* The thread pool: every part runs once, on one worker at a time, and results don't depend on the thread count. Run
+ * under the thread sanitizer as well. */
 #include "harness.h"
 
 #include <pthread.h>
@@ -58,8 +58,8 @@ static void every_part_runs_once(void **state) {
     }
 }
 
-/* Jobs of changing size and context, close together: a worker that is late for one must not take a part of the next by the
- * description of the last. */
+/* Jobs of changing size and context, close together: a worker that is late for one must not take a part of the next by
+ * the description of the last. */
 static void jobs_follow_each_other(void **state) {
     (void)state;
     for (int n_threads = 2; n_threads <= 4; n_threads += 2) {
@@ -168,6 +168,26 @@ static void sizes_are_checked_or_chosen(void **state) {
     di_pool_destroy(NULL);
 }
 
+/* Pinned workers compute as before, each where it was put; more threads than processors can't be pinned. */
+static void pinned_workers_work(void **state) {
+    (void)state;
+    di_error err = {0};
+    cpu_set_t usable;
+    assert_int_equal(sched_getaffinity(0, sizeof usable, &usable), 0);
+    di_pool *pool;
+    di_test_ok(di_pool_create(&pool, CPU_COUNT(&usable), NULL, &err), &err);
+    di_test_ok(di_pool_pin(pool, &err), &err);
+    run_and_check(pool, 100);
+    di_pool_destroy(pool);
+    di_test_ok(di_pool_create(&pool, CPU_COUNT(&usable) + 1, NULL, &err), &err);
+    assert_int_equal(di_pool_pin(pool, &err), DI_ERR_DEVICE);
+    assert_contains(err.message, "processors");
+    di_pool_destroy(pool);
+    cpu_set_t after; /* the caller's own thread moves as it did */
+    assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
+    assert_true(CPU_EQUAL(&usable, &after));
+}
+
 static void sum_part(void *ctx, int64_t part, int64_t n_parts, int worker) {
     (void)n_parts;
     (void)worker;
@@ -195,6 +215,6 @@ static void results_do_not_depend_on_the_thread_count(void **state) {
 
 DI_TEST_GROUP(pool, cmocka_unit_test(every_part_runs_once), cmocka_unit_test(jobs_follow_each_other),
               cmocka_unit_test(workers_wake_after_sleeping), cmocka_unit_test(all_threads_work),
-              cmocka_unit_test(the_caller_waits_for_the_last_part),
-              cmocka_unit_test(worker_start_runs_on_every_worker), cmocka_unit_test(sizes_are_checked_or_chosen),
+              cmocka_unit_test(the_caller_waits_for_the_last_part), cmocka_unit_test(worker_start_runs_on_every_worker),
+              cmocka_unit_test(sizes_are_checked_or_chosen), cmocka_unit_test(pinned_workers_work),
               cmocka_unit_test(results_do_not_depend_on_the_thread_count))

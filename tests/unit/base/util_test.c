@@ -51,8 +51,10 @@ static void utf8_refuses_ill_formed(void **state) {
         {"\xF4\x90\x80\x80", 1}, /* above U+10FFFF */
         {"\xF5\x80\x80\x80", 1}, /* no such lead byte */
         {"\xFF", 1},
-        {"\xE2\x82", 2},         /* cut */
-        {"\xE2\x82" "a", 2},     /* broken off by ASCII */
+        {"\xE2\x82", 2}, /* cut */
+        {"\xE2\x82"
+         "a",
+         2},                     /* broken off by ASCII */
         {"\xF0\x9F\xA6", 3},     /* cut */
         {"\xF0\x9F\xA6\xF0", 3}, /* broken off by a lead byte */
     };
@@ -73,9 +75,15 @@ static void utf8_repairs_maximal_subparts(void **state) {
     static const struct {
         const char *in, *out;
     } cases[] = {
-        {"\xC0\xAF\xE0\x80\xBF\xF0\x81\x82" "A", "\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD\uFFFDA"},
-        {"\xED\xA0\x80\xED\xBF\xBF\xED\xAF" "A", "\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD\uFFFDA"},
-        {"\xE1\x80\xE2\xF0\x91\x92\xF1\xBF" "A", "\uFFFD\uFFFD\uFFFD\uFFFDA"},
+        {"\xC0\xAF\xE0\x80\xBF\xF0\x81\x82"
+         "A",
+         "\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD\uFFFDA"},
+        {"\xED\xA0\x80\xED\xBF\xBF\xED\xAF"
+         "A",
+         "\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD\uFFFD\uFFFDA"},
+        {"\xE1\x80\xE2\xF0\x91\x92\xF1\xBF"
+         "A",
+         "\uFFFD\uFFFD\uFFFD\uFFFDA"},
         {"clean \xE2\x82\xAC", "clean \xE2\x82\xAC"},
         {"", ""},
     };
@@ -102,7 +110,8 @@ static void integers_are_whole_and_in_range(void **state) {
     assert_true(di_parse_i64("-0", &i));
     assert_int_equal(i, 0);
     i = 5;
-    static const char *const bad[] = {"", "-", "+1", " 1", "1 ", "1x", "0x10", "1.0", "1e3", "9223372036854775808", "--1"};
+    static const char *const bad[] = {"",   "-", "+1", " 1", "1 ", "1x", "0x10", "1.0", "1e3", "9223372036854775808",
+                                      "--1"};
     for (size_t n = 0; n < DI_COUNT(bad); n++) {
         assert_false(di_parse_i64(bad[n], &i));
         assert_int_equal(i, 5);
@@ -125,7 +134,8 @@ static void doubles_are_whole_and_finite_or_named(void **state) {
     assert_true(di_parse_double("inf", &d) && isinf(d));
     assert_true(di_parse_double("NaN", &d) && isnan(d));
     d = 5;
-    static const char *const bad[] = {"", " 1", "1 ", "0x1p3", "1e999", "-1e999", "1,5", "e5", ".", "-", "nan(1)", "--1"};
+    static const char *const bad[] = {"",    " 1", "1 ", "0x1p3", "1e999",  "-1e999",
+                                      "1,5", "e5", ".",  "-",     "nan(1)", "--1"};
     for (size_t n = 0; n < DI_COUNT(bad); n++) {
         assert_false(di_parse_double(bad[n], &d));
         assert_true(d == 5);

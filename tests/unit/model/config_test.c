@@ -352,7 +352,7 @@ static void wrong_values_are_named(void **state) {
          "dspark_target_layer_ids|19 and 38|layer 20"},
         {"text_config.dspark_target_layer_ids", "[]", DI_ERR_FORMAT, "dspark_target_layer_ids"},
         {"text_config.dspark_target_attn_input", "false", DI_ERR_UNSUPPORTED, "dspark_target_attn_input"},
-        {"text_config.dspark_num_experts_per_tok", "129", DI_ERR_FORMAT, "dspark_num_experts_per_tok|to 128"},
+        {"text_config.dspark_num_experts_per_tok", "129", DI_ERR_FORMAT, "dspark_num_experts_per_tok|to 64"},
         {"text_config.dspark_noise_token_id", "129280", DI_ERR_FORMAT, "dspark_noise_token_id"},
         {"vision_config", "null", DI_ERR_FORMAT, "'vision_config'|image_token_id"},
         {"vision_config.num_attention_heads", "24", DI_ERR_FORMAT, "vision_config.num_attention_heads|found 24"},
@@ -512,7 +512,43 @@ static void engram_constants_are_the_check_values(void **state) {
     assert_memory_equal(rows, released_rows, sizeof released_rows);
 }
 
-DI_TEST_GROUP(config, cmocka_unit_test(released_config_has_its_roles), cmocka_unit_test(coverage_config_loads),
+/* The layers of --dummy-layers have the released dimensions; two of them are one of each ratio. */
+static void released_layers_are_of_both_ratios(void **state) {
+    (void)state;
+    di_config c, released;
+    di_error err = {0};
+    di_test_ok(di_config_released_layers(&c, 2, &err), &err);
+    di_strbuf text = {0};
+    di_test_ok(di_file_read(di_test_data("model/released.json"), 1 << 20, &text, &err), &err);
+    di_test_ok(di_config_parse(&released, text.data, text.len, &err), &err);
+    di_strbuf_deinit(&text);
+    assert_int_equal(c.n_layers, 2);
+    assert_int_equal(c.ratio[0], 2);
+    assert_int_equal(c.ratio[1], 1);
+    assert_int_equal(c.first_consumer, 1);
+    assert_int_equal(c.candidate_layer, 1);
+    assert_true(di_config_is_kv_source(&c, 0) && di_config_is_kv_source(&c, 1));
+    assert_true(di_config_is_index_source(&c, 0) && di_config_is_index_source(&c, 1));
+    assert_int_equal(c.n_draft_layers, 0);
+    assert_int_equal(c.hidden, released.hidden);
+    assert_int_equal(c.vocab, released.vocab);
+    assert_int_equal(c.n_experts, released.n_experts);
+    assert_int_equal(c.n_experts_tok, released.n_experts_tok);
+    assert_int_equal(c.intermediate, released.intermediate);
+    assert_int_equal(c.n_heads, released.n_heads);
+    assert_int_equal(c.head_dim, released.head_dim);
+    assert_int_equal(c.q_rank, released.q_rank);
+    assert_int_equal(c.o_rank, released.o_rank);
+    assert_int_equal(c.index_topk, released.index_topk);
+    assert_int_equal(c.window, released.window);
+    assert_true(c.rms_eps == released.rms_eps && c.swiglu_limit == released.swiglu_limit);
+    assert_true(c.compress_rope_theta == released.compress_rope_theta && c.yarn_factor == released.yarn_factor);
+    assert_int_equal(di_config_released_layers(&c, 0, &err), DI_ERR_ARG);
+    assert_int_equal(di_config_released_layers(&c, DI_SOURCES_MAX + 1, &err), DI_ERR_ARG);
+}
+
+DI_TEST_GROUP(config, cmocka_unit_test(released_layers_are_of_both_ratios),
+              cmocka_unit_test(released_config_has_its_roles), cmocka_unit_test(coverage_config_loads),
               cmocka_unit_test(shipped_and_real_shape_configs_load), cmocka_unit_test(missing_folder_or_file_is_named),
               cmocka_unit_test(every_missing_key_is_named), cmocka_unit_test(optional_keys_may_be_absent),
               cmocka_unit_test(wrong_values_are_named), cmocka_unit_test(text_that_is_no_object_is_refused),

@@ -125,6 +125,33 @@ static void inline_form_vectorised_gives_the_same_bits(void **state) {
     }
 }
 
+static void block_form_gives_the_same_bits(void **state) {
+    (void)state;
+    lcg_state = 5;
+    for (int round = 0; round < 200000; round++) {
+        double x[DI_EXP_BLOCK], y[DI_EXP_BLOCK];
+        for (int i = 0; i < DI_EXP_BLOCK; i++) {
+            double u = lcg_unit();
+            int kind = (int)(lcg_unit() * 8);
+            x[i] = kind == 0   ? -u
+                   : kind == 1 ? -u * 40
+                   : kind == 2 ? -u * 800
+                   : kind == 3 ? -700 - u * 50 /* subnormal results and the end */
+                   : kind == 4 ? -ldexp(u, -(int)(lcg_unit() * 1070))
+                   : kind == 5 ? -INFINITY
+                   : kind == 6 ? -0.0
+                               : -u * 1e300;
+        }
+        memcpy(y, x, sizeof y);
+        di_exp_block(y);
+        for (int i = 0; i < DI_EXP_BLOCK; i++) {
+            double want = di_exp(x[i]);
+            assert_memory_equal(&y[i], &want, sizeof want);
+        }
+    }
+}
+
 DI_TEST_GROUP(math, cmocka_unit_test(exp_error_below_bound), cmocka_unit_test(ln_error_below_bound),
               cmocka_unit_test(log1p_error_below_bound), cmocka_unit_test(expf_error_below_two_ulps),
-              cmocka_unit_test(special_values), cmocka_unit_test(inline_form_vectorised_gives_the_same_bits));
+              cmocka_unit_test(special_values), cmocka_unit_test(inline_form_vectorised_gives_the_same_bits),
+              cmocka_unit_test(block_form_gives_the_same_bits));

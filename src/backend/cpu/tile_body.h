@@ -1,41 +1,40 @@
-/* The inner loop of portable_attention.c and portable_index.c: 4 rows of scalars times 8 lanes of a panel.
+/* The inner loop of attention_body.h and index_body.h: 4 rows of scalars times 8 lanes of a panel.
  *
  * A panel is [n, 8]: eight columns side by side. For dot products the columns are keys and n runs over their values;
  * for the sum over keys the columns are values and n runs over keys. Either way a lane adds its products one after the
  * other in rising n, which is the order that ops.h states; lanes and rows don't meet, so the tiling can't change a bit.
- * Vectors are the compilers' generic ones, not an instruction set's: without SSE or NEON they become scalar code.
- * Private to backend/cpu. */
-#ifndef DI_CPU_PORTABLE_TILE_H
-#define DI_CPU_PORTABLE_TILE_H
+ * Included after lanes_<level>.h of a level with at most 8 lanes; private to backend/cpu. */
+#ifndef DI_CPU_TILE_BODY_H
+#define DI_CPU_TILE_BODY_H
 
-#include "vec.h"
+#include "lanes.h"
 
 #define DI_TILE_ROWS 4
 #define DI_TILE_LANES 8
-
-typedef int32_t di_i4 __attribute__((vector_size(16)));
+#define DI_TILE_VECS (DI_TILE_LANES / DI_LANES)
 
 typedef struct di_tile {
-    di_f4 v[DI_TILE_ROWS][2];
+    di_v v[DI_TILE_ROWS][DI_TILE_VECS];
 } di_tile;
 
 /* x where x > 0, else 0; NaN gives 0. */
-static inline di_f4 di_f4_relu(di_f4 x) {
-    const di_f4 zero = {0};
-    return (di_f4)((di_i4)x & (x > zero));
+DI_INLINE di_v di_v_relu(di_v x) {
+    const di_v zero = {0};
+    return (di_v)((di_vi)x & (x > zero));
 }
 
 /* t[r][lane] += a[r*lda + i] * b[i*8 + lane] for i = 0, step, 2*step .. below n. The tile stays in registers
  * throughout, which is why this must be inlined with a constant step. */
-static inline __attribute__((always_inline)) void di_tile_mac(di_tile *t, const float *a, int64_t lda, const float *b,
-                                                              int64_t n, int64_t step) {
+DI_INLINE void di_tile_mac(di_tile *t, const float *a, int64_t lda, const float *b, int64_t n, int64_t step) {
     di_tile c = *t;
     for (int64_t i = 0; i < n; i += step) {
-        di_f4 b0 = di_f4_load(b + i * DI_TILE_LANES), b1 = di_f4_load(b + i * DI_TILE_LANES + 4);
+        di_v v[DI_TILE_VECS];
+        for (int l = 0; l < DI_TILE_VECS; l++)
+            v[l] = di_v_load(b + i * DI_TILE_LANES + l * DI_LANES);
         for (int r = 0; r < DI_TILE_ROWS; r++) {
-            di_f4 x = di_f4_splat(a[r * lda + i]);
-            c.v[r][0] += x * b0;
-            c.v[r][1] += x * b1;
+            di_v x = di_v_splat(a[r * lda + i]);
+            for (int l = 0; l < DI_TILE_VECS; l++)
+                c.v[r][l] += x * v[l];
         }
     }
     *t = c;
@@ -53,8 +52,8 @@ static inline void di_tile_dots(const float *a, int64_t lda, const float *b, int
         di_tile_mac(&even, a + g, lda, b + g * DI_TILE_LANES, 32, 2);
         di_tile_mac(&odd, a + g + 1, lda, b + (g + 1) * DI_TILE_LANES, 31, 2);
         for (int r = 0; r < DI_TILE_ROWS; r++) {
-            sum.v[r][0] += even.v[r][0] + odd.v[r][0];
-            sum.v[r][1] += even.v[r][1] + odd.v[r][1];
+            for (int l = 0; l < DI_TILE_VECS; l++)
+                sum.v[r][l] += even.v[r][l] + odd.v[r][l];
         }
     }
     *out = sum;

@@ -1,0 +1,4 @@
+/* moe and moe_route of the avx2 level: the body that all levels share, with this level's vectors. */
+#include "lanes_avx2.h"
+
+#include "moe_body.h"
