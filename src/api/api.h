@@ -130,8 +130,8 @@ di_status di_request_parse(di_request *request, di_api_kind api, const char *bod
 void di_request_deinit(di_request *request);
 
 /* Renders the request (DI_INPUT_CHAT by the chat format, DI_INPUT_TEXT as it is) into prompt (may be NULL) and appends
- * its ids (ids may be NULL): chat input by the chat vocabulary, text with added tokens recognised and one BOS in front, ids as
- * given. tok and vocab may be NULL when ids is. */
+ * its ids (ids may be NULL): chat input by the chat vocabulary, text with added tokens recognised and one BOS in front,
+ * ids as given. tok and vocab may be NULL when ids is. */
 di_status di_request_encode(const di_request *request, const di_tokenizer *tok, const di_chat_vocab *vocab,
                             di_prompt *prompt, di_ids *ids, di_error *err);
 

@@ -1,11 +1,11 @@
 /* Thread pool: fixed parts, taken from one counter.
  *
- * The state of a job is one 64-bit ticket, generation in the upper half and next part in the lower. A worker takes a
- * part by compare-and-swap of the ticket, so that a worker that was late can only take a part of the job whose
- * description it has read:
+ * The state of a job is one 64-bit ticket, generation in the upper half and next part in the lower. A worker takes
+ * parts by compare-and-swap of the ticket, so that a worker that was late can only take parts of the job whose
+ * description it has read. Where parts are many it takes a few neighbours at a time, c in the drawing:
  *
- *     caller:  close ticket (gen, CLOSED) -> write fn, ctx, n_parts -> publish (gen + 1, 0) -> take parts -> wait
- *     worker:  read ticket -> read fn, ctx, n_parts -> swap (gen, i) for (gen, i + 1) -> run part i -> add to n_done
+ *     caller:  close ticket (gen, CLOSED) -> write fn, ctx, n_parts -> publish (gen + 1, 0), post -> take parts -> wait
+ *     worker:  read ticket -> read fn, ctx, n_parts -> swap (gen, i) for (gen, i + c) -> run i.. -> add c to n_done
  *
  * The ticket is closed before the description is rewritten: a worker that has seen any of the new description finds its
  * old ticket gone and starts over. Idle workers spin for a short time, because the operations of a forward pass follow
@@ -46,16 +46,21 @@ struct di_pool {
     worker *workers; /* owned, n_threads entries, the first unused */
     int n_started;
 
-    _Atomic uint64_t ticket;
-    _Atomic(di_pool_fn) fn;
-    _Atomic(void *) ctx;
-    _Atomic int64_t n_parts;
-    _Atomic int64_t n_done;
+    /* Cache lines apart by who writes when: idle workers look at `posted` alone, which is written once a job, so that
+     * they don't take the other lines away from a caller that is still writing a job down. */
+    _Alignas(64) _Atomic uint32_t posted; /* generation of the last published job */
     _Atomic bool is_stopping;
-
     _Atomic int n_sleeping;        /* workers in or near `wake` */
     _Atomic bool is_caller_asleep; /* the caller is in or near `done` */
-    pthread_mutex_t mutex;         /* guards nothing but the sleeping itself */
+
+    _Alignas(64) _Atomic(di_pool_fn) fn;
+    _Atomic(void *) ctx;
+    _Atomic int64_t n_parts;
+
+    _Alignas(64) _Atomic uint64_t ticket;
+    _Atomic int64_t n_done;
+
+    _Alignas(64) pthread_mutex_t mutex; /* guards nothing but the sleeping itself */
     pthread_cond_t wake, done;
 };
 
@@ -97,7 +102,7 @@ static uint32_t work(di_pool *pool, int index) {
 }
 
 static bool has_new_job(di_pool *pool, uint32_t generation) {
-    return (uint32_t)(atomic_load(&pool->ticket) >> 32) != generation || atomic_load(&pool->is_stopping);
+    return atomic_load(&pool->posted) != generation || atomic_load(&pool->is_stopping);
 }
 
 static bool is_job_done(di_pool *pool, int64_t n_parts) {
@@ -152,13 +157,14 @@ di_status di_pool_create(di_pool **out, int n_threads, void (*worker_start)(void
     if (n_threads == 0) {
         n_threads = n_cpus;
     }
-    di_pool *pool = calloc(1, sizeof *pool);
+    di_pool *pool = aligned_alloc(_Alignof(di_pool), sizeof *pool);
     worker *workers = calloc((size_t)n_threads, sizeof *workers);
     if (!pool || !workers) {
         free(pool);
         free(workers);
         return di_fail(err, DI_ERR_MEMORY, "out of memory: a pool of %d threads", n_threads);
     }
+    memset(pool, 0, sizeof *pool);
     pool->n_threads = n_threads;
     /* With more threads than processors, spinning takes the time of the one that would end the wait. */
     pool->spin_ns = n_threads <= n_cpus ? SPIN_NS : 0;
@@ -254,7 +260,8 @@ void di_pool_run(di_pool *pool, di_pool_fn fn, void *ctx, int64_t n_parts) {
     atomic_store_explicit(&pool->ctx, ctx, memory_order_release);
     atomic_store_explicit(&pool->n_parts, n_parts, memory_order_release);
     atomic_store_explicit(&pool->n_done, 0, memory_order_relaxed);
-    atomic_store(&pool->ticket, (generation + 1) << 32);
+    atomic_store_explicit(&pool->ticket, (generation + 1) << 32, memory_order_release);
+    atomic_store(&pool->posted, (uint32_t)(generation + 1));
     wake_sleepers(pool);
     work(pool, 0);
 

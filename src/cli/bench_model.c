@@ -129,7 +129,7 @@ static di_status prefill_row(di_bench *b, di_cli_model *m, const char *name, int
                            : di_bench_bandwidth(b, &limit, err);
     for (int i = -1; i < n_runs && !st; i++) { /* one run to warm up */
         counter c = {0};
-        fill_prompt(ids, n, m->loaded.config.vocab, (uint64_t)(i + 1));
+        fill_prompt(ids, n, m->loaded.config.vocab, (uint64_t)i + 1);
         int64_t start_ns = di_clock_ns();
         if ((st = submit(m, ids, n, 1, &c, err)) || (st = run_until(m, &c, 1, 1, err)))
             break;
@@ -198,7 +198,7 @@ static di_status decode_row(di_bench *b, di_cli_model *m, const char *name, int 
         counter c[BATCH_MAX] = {{0}};
         int32_t ids[PROMPT_TOKENS];
         for (int s = 0; s < n_seqs && !st; s++) {
-            fill_prompt(ids, PROMPT_TOKENS, m->loaded.config.vocab, (uint64_t)((i + 1) * BATCH_MAX + s));
+            fill_prompt(ids, PROMPT_TOKENS, m->loaded.config.vocab, ((uint64_t)i + 1) * BATCH_MAX + (uint64_t)s);
             st = submit(m, ids, PROMPT_TOKENS, n_tokens + 1, &c[s], err);
         }
         if (st || (st = run_until(m, c, n_seqs, 1, err)))

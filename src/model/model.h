@@ -71,8 +71,8 @@ typedef struct di_config {
 di_status di_config_load(di_config *out, const char *dir, di_error *err);
 di_status di_config_parse(di_config *out, const char *text, size_t len, di_error *err);
 
-/* n layers at the released dimensions for benches (--dummy-layers): the first half like layer 2, the rest like layer 20, each
- * with its own compressor and indexer. DI_ERR_ARG for n outside 1 .. DI_SOURCES_MAX. */
+/* n layers at the released dimensions for benches (--dummy-layers): the first half like layer 2, the rest like layer
+ * 20, each with its own compressor and indexer. DI_ERR_ARG for n outside 1 .. DI_SOURCES_MAX. */
 di_status di_config_released_layers(di_config *out, int32_t n, di_error *err);
 
 static inline bool di_config_is_kv_source(const di_config *c, int32_t l) {

@@ -65,7 +65,7 @@ void di_quant_qi(const float *x, int64_t n, uint8_t *packed, uint8_t *scales) {
 void di_quant_qk(const float *x, int64_t n, uint8_t *packed, uint8_t *scales) {
     for (int64_t g = 0; g < n / 16; g++, x += 16, packed += 8) {
         float s = di_abs_max(x, 16, 0.01171875f) * (1.0f / 6.0f); /* least 6 * 2^-9 */
-        scales[g] = di_f32_to_e4m3(s);                         /* clamps to 448 */
+        scales[g] = di_f32_to_e4m3(s);                            /* clamps to 448 */
         pack_group(x, 16, 1.0f / di_e4m3_to_f32(scales[g]), packed);
     }
 }

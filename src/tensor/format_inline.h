@@ -1,4 +1,5 @@
-/* The quantisers' inner functions, inline, so that a kernel's loop over a group vectorises; bit-identical to tensor.h's.
+/* The quantisers' inner functions, inline, so that a kernel's loop over a group vectorises; bit-identical to
+ * tensor.h's.
  *
  * Written without branches: comparisons of bit patterns, selects and the rounding of one addition. */
 #ifndef DI_TENSOR_FORMAT_INLINE_H

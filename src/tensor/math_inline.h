@@ -54,7 +54,7 @@ static inline void di_exp_block(double *values) {
     /* Comparisons as sign bits of differences: SSE2's compilers take other ones apart. */
     bits is_zero = none - ((bits)(x - least) >> 63);
     vec c = (vec)((bits)x & ~is_zero); /* 0 for what is masked in the end: subnormal steps would be slow */
-    vec kd = c * log2e + shift; /* its low mantissa bits are k */
+    vec kd = c * log2e + shift;        /* its low mantissa bits are k */
     bits k = (bits)kd;
     kd = kd - shift;
     vec hi = c - kd * ln2_hi, lo = kd * ln2_lo;

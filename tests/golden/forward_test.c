@@ -385,6 +385,8 @@ static void chunks_and_steps_give_the_same_bits(void **state) {
         assert_non_null(whole);
         int64_t chunks[] = {0, 1, 2, 7, 63, 64, 65, 127, 128, 129, 200};
         for (size_t k = 0; k < DI_COUNT(chunks); k++) {
+            if (di_test_is_sanitized() && k % 3) /* a sanitizer is slow and looks for something else */
+                continue;
             rig_reset(&r);
             const float *logits = rig_prefill(&r, 0, man.prompt[8], n, chunks[k], 0);
             if (!k)
@@ -417,6 +419,8 @@ static void replay_modes_agree(void **state) {
                 static const di_replay replay[] = {DI_REPLAY_OFF, DI_REPLAY_MASK, DI_REPLAY_COMPACT, DI_REPLAY_MASK,
                                                    DI_REPLAY_COMPACT};
                 bool first = way == 1;
+                if (di_test_is_sanitized() && k % 3 != 2)
+                    continue;
                 if (way == 0 && keeps[k] < exact_keep)
                     continue;
                 rig_reset(&r);

@@ -83,9 +83,15 @@ static void version_names_backends_and_instruction_sets(void **state) {
     assert_int_equal(run("", "version", out, sizeof out), 0);
     assert_int_equal(strncmp(out, "deepinfer ", 10), 0);
     assert_contains(out, "cpu");
+    assert_contains(out, "instruction-set levels found: ref portable");
+    assert_contains(out, "instruction-set levels in use: ref portable");
     static char again[65536];
     assert_int_equal(run("", "--version", again, sizeof again), 0);
     assert_string_equal(again, out);
+    assert_int_equal(run("DEEPINFER_CPU_ISA=portable", "version", out, sizeof out), 0);
+    assert_contains(out, "in use: ref portable\n");
+    assert_int_equal(run("", "version --cpu-isa sse9", out, sizeof out), 2);
+    assert_contains(out, "--cpu-isa: found 'sse9'");
 }
 
 static void variables_are_read_and_checked(void **state) {

@@ -1,7 +1,8 @@
 /* Index scores with AMX; the rest is avx512_index.c's, and the bits are ref_index.c's.
  *
- * Quantised keys and queries are bf16 values, and a tile product over 32 values makes exactly the sums of di_dot32. Rows
- * of the result are heads, columns are entries, so that the weighted sum over heads adds whole rows, in rising order:
+ * Quantised keys and queries are bf16 values, and a tile product over 32 values makes exactly the sums of di_dot32.
+ * Rows of the result are heads, columns are entries, so that the weighted sum over heads adds whole rows, in rising
+ * order:
  *
  *     queries  [16 heads, 32 values], rows of the row's query
  *     keys     [16 pairs of values, 16 entries, 2], made from the codes, once for all rows of a part

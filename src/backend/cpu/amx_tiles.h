@@ -1,8 +1,8 @@
 /* The few tile instructions that amx_*.c use, as macros whose tile numbers are constants. Private to backend/cpu.
  *
- * The compiler sees tile registers only through these; what it must know about memory is said here. GCC 12 believes that
- * a configuration load reads 8 bytes, hence the barrier before it. A test puts a model of the instructions in their
- * place (DI_AMX_TILES), so that machines without AMX can check what is built on them. */
+ * The compiler sees tile registers only through these; what it must know about memory is said here. GCC 12 believes
+ * that a configuration load reads 8 bytes, hence the barrier before it. A test puts a model of the instructions in
+ * their place (DI_AMX_TILES), so that machines without AMX can check what is built on them. */
 #ifndef DI_CPU_AMX_TILES_H
 #define DI_CPU_AMX_TILES_H
 

@@ -1,8 +1,8 @@
 /* The engine of wide products on AMX: tiles of 16 outputs x 32 inputs of weights times 32 inputs x up to 16 rows.
  *
- * One tile product sums 32 inputs in the order of di_dot32, bit for bit (model.md 0.3), whatever the mode of the thread.
- * Weights are the left operand, so that they are decoded to bf16 row by row as they are stored; rows of activations are
- * the right one, packed as pairs of inputs:
+ * One tile product sums 32 inputs in the order of di_dot32, bit for bit (model.md 0.3), whatever the mode of the
+ * thread. Weights are the left operand, so that they are decoded to bf16 row by row as they are stored; rows of
+ * activations are the right one, packed as pairs of inputs:
  *
  *     packed rows:  [tile of 16 rows][group of 32 inputs][16 pairs][rows of the tile][2]
  *     decoded weights: [group][half][16 outputs][32 inputs], 1 KiB each        sums: [16 outputs][rows of the tile]
@@ -75,11 +75,11 @@ INLINE __m512i e4m3_words(__m512i c, __m512i exponent, __m512i small, bool is_fa
     return _mm512_or_si512(v, _mm512_and_si512(t, _mm512_set1_epi16((short)0x8000)));
 }
 INLINE __m512i e4m3_exponent(int scale) {
-    return _mm512_set1_epi16((short)((120 + scale - 127) << 7));
+    return _mm512_set1_epi16((short)((120 + scale - 127) * 128));
 }
 INLINE __m512i e4m3_small(int scale) {
     __m512i s = small_codes();
-    return _mm512_mask_add_epi16(s, _mm512_test_epi16_mask(s, s), s, _mm512_set1_epi16((short)((scale - 127) << 7)));
+    return _mm512_mask_add_epi16(s, _mm512_test_epi16_mask(s, s), s, _mm512_set1_epi16((short)((scale - 127) * 128)));
 }
 
 /* ---- packing ---- */
@@ -95,8 +95,7 @@ INLINE __m512i row_words(const di_act *x, int64_t row, int64_t col, bool *is_fin
         __m512i v = _mm512_loadu_si512((const uint16_t *)x->data + at);
         __m512i a = _mm512_and_si512(v, _mm512_set1_epi16(0x7FFF));
         __m512i d = _mm512_sub_epi16(a, _mm512_set1_epi16((short)(DI_WIDE_X_MIN << 7)));
-        __mmask32 is_far =
-            _mm512_cmpge_epu16_mask(d, _mm512_set1_epi16((short)((DI_WIDE_X_MAX - DI_WIDE_X_MIN) << 7)));
+        __mmask32 is_far = _mm512_cmpge_epu16_mask(d, _mm512_set1_epi16((short)((DI_WIDE_X_MAX - DI_WIDE_X_MIN) << 7)));
         *is_fine &= _mm512_mask_test_epi16_mask(is_far, a, a) == 0;
         return v;
     }
@@ -163,13 +162,13 @@ static strip strip_at(const di_mat *w, int64_t o) {
 typedef uint16_t e2m1_table[32];
 
 static void e2m1_tables(e2m1_table *tables) {
-    const __m256i half = _mm256_setr_epi16(0, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0, (short)0x8000,
-                                           (short)0xBF00, (short)0xBF80, (short)0xBFC0, (short)0xC000, (short)0xC040,
-                                           (short)0xC080, (short)0xC0C0);
+    const __m256i half =
+        _mm256_setr_epi16(0, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0, (short)0x8000, (short)0xBF00,
+                          (short)0xBF80, (short)0xBFC0, (short)0xC000, (short)0xC040, (short)0xC080, (short)0xC0C0);
     const __m512i values = _mm512_broadcast_i64x4(half);
     const __mmask32 is_there = _mm512_test_epi16_mask(values, _mm512_set1_epi16(0x7FFF));
     for (int i = 0; i < SCALES; i++) {
-        __m512i exponent = _mm512_set1_epi16((short)((DI_WIDE_SCALE_MIN + i - 127) << 7));
+        __m512i exponent = _mm512_set1_epi16((short)((DI_WIDE_SCALE_MIN + i - 127) * 128));
         _mm512_store_si512(tables[i], _mm512_mask_add_epi16(values, is_there, values, exponent));
     }
 }
@@ -445,8 +444,8 @@ static bool few_rows(const di_wide_block *b, const uint8_t *x, amx_work *work) {
 }
 
 /* Two tiles of rows at a time; the last may be one, and the last tile narrower. */
-static void pane_rows(const di_wide_block *b, const uint8_t *x, const strip s[2], int64_t g, int n_groups, int *configured,
-                      pane_work *work, float *sums) {
+static void pane_rows(const di_wide_block *b, const uint8_t *x, const strip s[2], int64_t g, int n_groups,
+                      int *configured, pane_work *work, float *sums) {
     int64_t n_in = b->w->n_in;
     bool is_bf16 = b->w->dtype == DI_BF16;
     const uint8_t *a0 = is_bf16 ? s[0].rows + 64 * g : work->tiles[0][0];
@@ -519,10 +518,16 @@ static void accumulate(float *sum, const uint16_t *y, int64_t n) {
     di_wide_avx512(false)->accumulate(sum, y, n);
 }
 
+static bool is_best(di_dtype weights, int64_t n_rows) {
+    (void)weights, (void)n_rows;
+    return true;
+}
+
 static const di_wide_engine engine = {
     .rows_max = ROWS_MAX,
     .outs_max = OUTS_MAX,
     .work_bytes = sizeof(amx_work),
+    .is_best = is_best,
     .packed_bytes = packed_bytes,
     .pack = pack,
     .block = block,

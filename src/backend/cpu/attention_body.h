@@ -12,7 +12,7 @@
  * lanes_<level>.h of a level with at most 8 lanes. */
 #include "act_body.h"
 #include "attention.h"
-#include "tensor/math_inline.h"
+#include "exp_body.h"
 #include "tile_body.h"
 
 #define ROWS_PER_PART 8
@@ -144,13 +144,22 @@ static void make_scores(const sizes *z, int64_t heads, const float *q, const flo
 }
 
 static float max_of(const float *s, int64_t n, float most) {
-    for (int64_t k = 0; k < n; k++)
+    di_v lanes = di_v_splat(most);
+    int64_t k = 0;
+    for (; k + DI_LANES <= n; k += DI_LANES)
+        lanes = di_v_max(di_v_load(s + k), lanes);
+    for (; k < n; k++)
         most = s[k] > most ? s[k] : most;
+    for (int i = 0; i < DI_LANES; i++)
+        most = lanes[i] > most ? lanes[i] : most;
     return most;
 }
 
 static void exp_of(float *s, int64_t n, float most) {
-    for (int64_t k = 0; k < n; k++)
+    int64_t k = 0;
+    for (; k + DI_LANES <= n; k += DI_LANES)
+        di_v_store(s + k, di_v_exp(di_v_load(s + k) - di_v_splat(most)));
+    for (; k < n; k++)
         s[k] = di_expf_inline(s[k] - most);
 }
 

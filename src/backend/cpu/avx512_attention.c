@@ -55,10 +55,10 @@ static void put_key(const job *j, void *keys, int64_t slot, di_kv_format format,
 /* Decodes the window keys at positions [pos, pos + n) to slots from `slot` on. */
 static void put_window(const job *j, void *keys, int32_t seq, int32_t pos, int64_t n, int64_t slot) {
     const di_attention_args *a = j->a;
-    size_t record_bytes = di_kv_record_bytes(a->win_format, j->z.d), data_bytes = di_kv_data_bytes(a->win_format, j->z.d);
+    size_t record_bytes = di_kv_record_bytes(a->win_format, j->z.d),
+           data_bytes = di_kv_data_bytes(a->win_format, j->z.d);
     for (int64_t i = 0; i < n; i++) {
-        const uint8_t *record =
-            di_cpu_window_at(a->rows, a->records, record_bytes, &a->ring, seq, pos + (int32_t)i);
+        const uint8_t *record = di_cpu_window_at(a->rows, a->records, record_bytes, &a->ring, seq, pos + (int32_t)i);
         put_key(j, keys, slot + i, a->win_format, record, record + data_bytes);
     }
 }

@@ -9,11 +9,11 @@
 #include "attention.h"
 
 enum {
-    DI_HEAD_LANES = 16,      /* heads of a vector */
-    DI_KEY_BLOCK = 48,       /* keys widened at a time: with their scores and sums they fit the first-level cache */
-    DI_VALUE_PANEL = 64,     /* values of a key widened at a time */
-    DI_KEY_ROWS = 8,         /* rows of a part, at most */
-    DI_KEY_SPARE = 32        /* scores that a step may write past the last key */
+    DI_HEAD_LANES = 16,  /* heads of a vector */
+    DI_KEY_BLOCK = 48,   /* keys widened at a time: with their scores and sums they fit the first-level cache */
+    DI_VALUE_PANEL = 64, /* values of a key widened at a time */
+    DI_KEY_ROWS = 8,     /* rows of a part, at most */
+    DI_KEY_SPARE = 32    /* scores that a step may write past the last key */
 };
 
 /* Sizes of the work on `heads` heads (a multiple of 16) over up to keys_max keys of d values. */

@@ -215,8 +215,8 @@ static inline __attribute__((always_inline)) void score_heads(const group_query 
             if (!is_last)
                 _mm512_store_ps(dots, dot);
             else /* the larger of NaN and 0 is 0 */
-                score[t] = _mm512_add_ps(score[t], _mm512_mul_ps(_mm512_set1_ps(q->w[h]),
-                                                                 _mm512_max_ps(dot, _mm512_setzero_ps())));
+                score[t] = _mm512_add_ps(
+                    score[t], _mm512_mul_ps(_mm512_set1_ps(q->w[h]), _mm512_max_ps(dot, _mm512_setzero_ps())));
         }
     }
 }
@@ -352,7 +352,8 @@ void di_index_lanes_score(const di_index_job *j, const di_index_lanes *lanes, in
 }
 
 static void avx512_score(const di_index_job *j, int64_t row, int64_t end, int64_t base, int64_t n, uint8_t *scratch) {
-    static const di_index_lanes vnni = {GROUP_BYTES, put_bytes, score_vnni}, plain = {GROUP_BYTES, put_bytes, score_plain};
+    static const di_index_lanes vnni = {GROUP_BYTES, put_bytes, score_vnni},
+                                plain = {GROUP_BYTES, put_bytes, score_plain};
     di_index_lanes_score(j, __builtin_cpu_supports("avx512vnni") ? &vnni : &plain, row, end, base, n, scratch);
 }
 
@@ -552,8 +553,8 @@ void di_index_lanes_block_max(const float *s, int64_t n, int64_t block, float *o
         __m512 most = none;
         int64_t end = DI_MIN((b + 1) * block, n);
         for (int64_t i = b * block; i < end; i += DI_LANES)
-            most = _mm512_mask_max_ps(most, lanes_below(i, end), _mm512_maskz_loadu_ps(lanes_below(i, end), s + i),
-                                      most);
+            most =
+                _mm512_mask_max_ps(most, lanes_below(i, end), _mm512_maskz_loadu_ps(lanes_below(i, end), s + i), most);
         out[b] = _mm512_reduce_max_ps(most);
     }
 }

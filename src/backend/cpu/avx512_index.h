@@ -1,5 +1,5 @@
-/* Index scores of quantised keys with entries in the lanes: what avx512_index.c, which owns it, shares with amx_index.c.
- * Private to backend/cpu. */
+/* Index scores of quantised keys with entries in the lanes: what avx512_index.c, which owns it, shares with
+ * amx_index.c. Private to backend/cpu. */
 #ifndef DI_CPU_AVX512_INDEX_H
 #define DI_CPU_AVX512_INDEX_H
 
@@ -7,9 +7,9 @@
 #include "index.h"
 
 enum {
-    DI_INDEX_TILE = DI_LANES,                               /* entries of a tile */
-    DI_INDEX_GROUP = 32,                                    /* values that share a scale */
-    DI_INDEX_TILES = DI_CPU_INDEX_ENTRIES / DI_INDEX_TILE,  /* tiles of a chunk */
+    DI_INDEX_TILE = DI_LANES,                              /* entries of a tile */
+    DI_INDEX_GROUP = 32,                                   /* values that share a scale */
+    DI_INDEX_TILES = DI_CPU_INDEX_ENTRIES / DI_INDEX_TILE, /* tiles of a chunk */
 };
 
 /* A row's query at the start of its room: codes [groups, heads, 32], then the three arrays [groups, heads]. */

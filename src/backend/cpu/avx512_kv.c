@@ -1,8 +1,8 @@
 /* Writers of the caches with AVX-512: record encoding and the pooling of pairs; bit for bit tensor/format.c and
  * ref_kv.c.
  *
- * A group's largest magnitude is found on bit patterns, its scale is made as the scalar code makes it, and sixteen codes
- * come out of the same steps as one. Rows, entries and places are ref_kv.c's. */
+ * A group's largest magnitude is found on bit patterns, its scale is made as the scalar code makes it, and sixteen
+ * codes come out of the same steps as one. Rows, entries and places are ref_kv.c's. */
 #include "cache.h"
 
 #include "avx512_vec.h"
@@ -40,8 +40,8 @@ static inline __m128i e4m3_codes(__m512 x) {
     __m512 shifted = _mm512_add_ps(_mm512_castsi512_ps(u), _mm512_set1_ps(16384.0f));
     __m512i small = _mm512_sub_epi32(_mm512_castps_si512(shifted), _mm512_set1_epi32(0x46800000));
     __m512i code = _mm512_mask_mov_epi32(normal, _mm512_cmplt_epi32_mask(u, _mm512_set1_epi32(0x3C800000)), small);
-    code = _mm512_mask_mov_epi32(code, _mm512_cmpgt_epi32_mask(a, _mm512_set1_epi32(0x7F800000)),
-                                 _mm512_set1_epi32(0x7F));
+    code =
+        _mm512_mask_mov_epi32(code, _mm512_cmpgt_epi32_mask(a, _mm512_set1_epi32(0x7F800000)), _mm512_set1_epi32(0x7F));
     __m512i sign = _mm512_and_si512(_mm512_srli_epi32(_mm512_castps_si512(x), 24), _mm512_set1_epi32(0x80));
     return _mm512_cvtepi32_epi8(_mm512_or_si512(code, sign));
 }

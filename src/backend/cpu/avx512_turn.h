@@ -1,5 +1,5 @@
-/* Sixteen rows of sixteen dwords, turned: the one shuffle network of the engines of wide products. Private to avx512_*.c
- * and amx_*.c, which are compiled for AVX-512. */
+/* Sixteen rows of sixteen dwords, turned: the one shuffle network of the engines of wide products. Private to
+ * avx512_*.c and amx_*.c, which are compiled for AVX-512. */
 #ifndef DI_CPU_AVX512_TURN_H
 #define DI_CPU_AVX512_TURN_H
 

@@ -88,8 +88,7 @@ static inline __m512 di_v16_exp_core(__m512 c) {
     p = _mm512_add_ps(_mm512_mul_ps(p, r), _mm512_set1_ps(0x1.555556p-5f));
     p = _mm512_add_ps(_mm512_mul_ps(p, r), _mm512_set1_ps(0x1.555556p-3f));
     p = _mm512_add_ps(_mm512_mul_ps(p, r), _mm512_set1_ps(0.5f));
-    __m512 y =
-        _mm512_add_ps(_mm512_set1_ps(1.0f), _mm512_add_ps(r, _mm512_mul_ps(_mm512_mul_ps(r, r), p)));
+    __m512 y = _mm512_add_ps(_mm512_set1_ps(1.0f), _mm512_add_ps(r, _mm512_mul_ps(_mm512_mul_ps(r, r), p)));
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(y), k_exponent));
 }
 
@@ -155,8 +154,8 @@ static inline void di_v16_kv_f32(di_kv_format format, const uint8_t *data, const
         _mm512_storeu_ps(out + i, di_v16_kv(format, data, scale, i));
 }
 /* Thirty-two E4M3 codes times 2^(scale-127) as bf16 values, without a float: 10 <= scale <= 245 keeps them normal. A
- * code's exponent and mantissa lie where bf16 has them once shifted, but for the base of the exponent; the 8 codes below
- * the normal ones come from a table. */
+ * code's exponent and mantissa lie where bf16 has them once shifted, but for the base of the exponent; the 8 codes
+ * below the normal ones come from a table. */
 static inline __m512i di_v32_e4m3_bf16(const uint8_t *codes, int scale) {
     __m512i c = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)codes));
     __m512i a = _mm512_and_si512(c, _mm512_set1_epi16(0x7F));

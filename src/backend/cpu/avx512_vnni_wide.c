@@ -1,10 +1,10 @@
 /* E2M1 weights on AVX-512 VNNI: integer dot products where no order of adding can round.
  *
- * A weight is half an integer up to 12 and a row's group of 32 QA codes is integers of 16 bits, or twice 8 and 10, times
- * a power of two; packing has made sure that every partial sum of the group's products fits in 24 bits. Then the two
- * chains of model.md 0.3 never round, their sum rounds once, and the sum of all 32 products as an integer, converted
- * once, is the same float. One instruction multiplies 32 pairs where a fused multiply-add of floats takes 16, and the
- * lookup of weights yields 32 at a time.
+ * A weight is half an integer up to 12 and a row's group of 32 QA codes is integers of 16 bits, or twice 8 and 10,
+ * times a power of two; packing has made sure that every partial sum of the group's products fits in 24 bits. Then the
+ * two chains of model.md 0.3 never round, their sum rounds once, and the sum of all 32 products as an integer,
+ * converted once, is the same float. One instruction multiplies 32 pairs where a fused multiply-add of floats takes 16,
+ * and the lookup of weights yields 32 at a time.
  *
  * A group whose sums might round is multiplied as floats in their order, made from the same looked-up integers. */
 #include "avx512_wide.h"
@@ -108,8 +108,7 @@ INLINE bool few(int n_rows, const strip *s, const packed_rows *x, float *out, in
         if (g % 16 == 0 && !load_scales(DI_F4_E2M1, s, g, (int)DI_MIN(s->n_groups - g, 16), factor))
             return false;
         load_unit(DI_F4_E2M1, s, g / unit_groups, r);
-        if (s->ahead)
-            prefetch_unit(s, g / unit_groups);
+        prefetch_unit(s, g / unit_groups);
         di_avx512_turn(r);
         for (int i = 0; i < n; i++)
             few_group(n_rows, r + 4 * i, factor[(g + i) % 16], x, g + i, s->n_groups, acc);
@@ -143,17 +142,18 @@ bool di_avx512_vnni_few(int n_rows, const strip *s, const packed_rows *x, float 
 /* ---- more rows share a piece of 32 outputs x 128 inputs ---- */
 
 /* A piece is one unit of weights. */
+enum { PIECE_GROUPS = UNIT_GROUPS(DI_F4_E2M1) };
+
 typedef struct int_piece {
     _Alignas(64) __m512i pair[PIECE_GROUPS][2][16]; /* [group][half] */
     __m512 factor[PIECE_GROUPS][2];
 } int_piece;
 
-size_t di_avx512_vnni_work_bytes(void) {
-    return sizeof(int_piece);
-}
+_Static_assert(sizeof(int_piece) <= DI_AVX512_VNNI_WORK_BYTES, "a piece fits its room");
 
 /* All groups of a piece for n_rows <= 8 rows, of which x and acc are the first. */
-INLINE void add_ints(int n_rows, const int_piece *p, int n, const packed_rows *x, int64_t g0, int64_t n_groups, float *acc) {
+INLINE void add_ints(int n_rows, const int_piece *p, int n, const packed_rows *x, int64_t g0, int64_t n_groups,
+                     float *acc) {
     enum { LDA = 2 * LANES };
     for (int g = 0; g < n; g++) {
         int64_t at = g0 + g;
@@ -185,8 +185,7 @@ bool di_avx512_vnni_many(const strip s[2], const packed_rows *x, int64_t n_rows,
     for (int64_t g = 0; g < n_groups; g += PIECE_GROUPS) {
         int n = (int)DI_MIN(n_groups - g, PIECE_GROUPS);
         for (int half = 0; half < 2; half++) {
-            if (g % 16 == 0 &&
-                !load_scales(DI_F4_E2M1, &s[half], g, (int)DI_MIN(n_groups - g, 16), factor[half]))
+            if (g % 16 == 0 && !load_scales(DI_F4_E2M1, &s[half], g, (int)DI_MIN(n_groups - g, 16), factor[half]))
                 return false;
             __m512i r[16];
             load_unit(DI_F4_E2M1, &s[half], g / PIECE_GROUPS, r);

@@ -2,8 +2,8 @@
  * broadcast to them.
  *
  * A weight of all 16 rows costs one shift and one table lookup (E2M1), a shift and a mask or two (E4M3, bf16), and each
- * row of activations one fused multiply-add. Up to 8 rows are multiplied as the weights are decoded; more rows share a
- * decoded piece of 32 outputs x 128 inputs.
+ * row of activations one fused multiply-add; up to 8 rows are multiplied as the weights are decoded. Where the
+ * processor has VNNI, E2M1 weights take integers instead (avx512_vnni_wide.c).
  *
  * E4M3 is decoded by moving its bits into fp32's exponent and mantissa, 2^120 too small. Rows are packed 2^64 larger
  * for it and each group's sum is multiplied by what remains, so that every step is exact. Codes below 2^-6 have no such
@@ -57,11 +57,11 @@ static bool pack_row(const di_wide_x *x, int64_t row, int64_t g0, int64_t g1, fl
         /* E4M3 as fp16, 2^8 too small; that conversion knows subnormals whatever the mode. */
         __m512i c = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(codes + 32 * g)));
         __m512i magnitude = _mm512_and_si512(c, _mm512_set1_epi16(0x7F));
-        __m512i half = _mm512_or_si512(_mm512_slli_epi16(_mm512_sub_epi16(c, magnitude), 8),
-                                       _mm512_slli_epi16(magnitude, 7));
+        __m512i half =
+            _mm512_or_si512(_mm512_slli_epi16(_mm512_sub_epi16(c, magnitude), 8), _mm512_slli_epi16(magnitude, 7));
         is_fine &= _mm512_cmpeq_epi16_mask(magnitude, _mm512_set1_epi16(0x7F)) == 0;
         is_fine &= scale[g] >= DI_WIDE_X_MIN + 9 && scale[g] <= DI_WIDE_X_MAX - 9;
-        __m512 up = _mm512_castsi512_ps(_mm512_set1_epi32((scale[g] + 8 + shift) << 23));
+        __m512 up = _mm512_castsi512_ps(_mm512_set1_epi32((int)((uint32_t)(scale[g] + 8 + shift) << 23)));
         __m512 lo = _mm512_cvtph_ps(_mm512_castsi512_si256(half));
         __m512 hi = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(half, 1));
         _mm512_store_ps(out + 32 * g, _mm512_mul_ps(lo, up));
@@ -89,7 +89,8 @@ INLINE void store_pairs(int32_t *to, __m512i a, __m512i b) {
 }
 
 /* The integers of groups [g0, g1) of a row of QA codes. */
-static void pack_ints(const di_act *a, int64_t row, int64_t col0, int64_t g0, int64_t g1, int64_t n_groups, uint8_t *out) {
+static void pack_ints(const di_act *a, int64_t row, int64_t col0, int64_t g0, int64_t g1, int64_t n_groups,
+                      uint8_t *out) {
     const uint8_t *codes = (const uint8_t *)a->data + row * a->stride + col0;
     const uint8_t *scale = a->scale + row * (a->n_cols / 32) + col0 / 32;
     /* Weights count up to 12: with more than this in a chain's inputs, its sums might need a 25th bit. */
@@ -173,7 +174,8 @@ INLINE __m512 weight(di_dtype kind, const __m512i *q, int k, bool is_slow) {
         one = _mm512_or_si512(one, _mm512_and_si512(t, _mm512_set1_epi32((int)0x80000000)));
         return _mm512_mask_sub_ps(v, is_small, _mm512_add_ps(v, v), _mm512_castsi512_ps(one));
     }
-    __m512i v = k % 2 ? _mm512_and_si512(q[k / 2], _mm512_set1_epi32((int)0xFFFF0000)) : _mm512_slli_epi32(q[k / 2], 16);
+    __m512i v =
+        k % 2 ? _mm512_and_si512(q[k / 2], _mm512_set1_epi32((int)0xFFFF0000)) : _mm512_slli_epi32(q[k / 2], 16);
     return _mm512_castsi512_ps(v);
 }
 
@@ -189,8 +191,8 @@ INLINE __m512i watch(di_dtype kind, __m512i codes, __m512i most) {
     if (kind == DI_BF16) {
         __m512i a = _mm512_and_si512(codes, _mm512_set1_epi16(0x7FFF));
         __mmask32 is_there = _mm512_test_epi16_mask(a, a);
-        return _mm512_max_epu16(
-            most, _mm512_maskz_sub_epi16(is_there, a, _mm512_set1_epi16((short)(DI_WIDE_W_MIN << 7))));
+        return _mm512_max_epu16(most,
+                                _mm512_maskz_sub_epi16(is_there, a, _mm512_set1_epi16((short)(DI_WIDE_W_MIN << 7))));
     }
     return most;
 }
@@ -249,8 +251,7 @@ INLINE bool fused(di_dtype kind, int n_rows, const strip *s, const float *x, int
         if (g % 16 == 0 && !load_scales(kind, s, g, (int)DI_MIN(s->n_groups - g, 16), factor))
             return false;
         load_unit(kind, s, g / unit_groups, r);
-        if (s->ahead)
-            prefetch_unit(s, g / unit_groups);
+        prefetch_unit(s, g / unit_groups);
         int codes = judge(kind, r);
         if (__builtin_expect(codes == CODES_BAD, 0))
             return false;
@@ -294,107 +295,6 @@ INLINE bool fused(di_dtype kind, int n_rows, const strip *s, const float *x, int
 FUSED(fused_e2m1, DI_F4_E2M1)
 FUSED(fused_e4m3, DI_F8_E4M3)
 FUSED(fused_bf16, DI_BF16)
-
-/* ---- more rows: pieces of 32 outputs are decoded and shared ---- */
-
-INLINE void decode_group(di_dtype kind, bool is_slow, const __m512i *q, float (*w)[2 * LANES]) {
-#pragma GCC unroll 32
-    for (int k = 0; k < 32; k++)
-        _mm512_store_ps(w[k], weight(kind, q, k, is_slow));
-}
-
-/* Groups [g, g + n) of one strip, g a multiple of PIECE_GROUPS. */
-INLINE bool decode_strip(di_dtype kind, const strip *s, int64_t g, int n, const __m512 *factor, piece *out, int half) {
-    const int unit_groups = UNIT_GROUPS(kind);
-    for (int at = 0; at < n; at += unit_groups) {
-        __m512i r[16];
-        load_unit(kind, s, (g + at) / unit_groups, r);
-        int codes = judge(kind, r);
-        if (codes == CODES_BAD)
-            return false;
-        di_avx512_turn(r);
-        for (int i = at; i < DI_MIN(n, at + unit_groups); i++) {
-            const __m512i *q = r + (i - at) * GROUP_DWORDS(kind);
-            float(*w)[2 * LANES] = (float(*)[2 * LANES])(out->w[i][0] + LANES * half);
-            __m512 f = factor[(g + i) % 16];
-            if (codes == CODES_FINE) {
-                decode_group(kind, false, q, w);
-            } else {
-                decode_group(kind, true, q, w);
-                f = _mm512_mul_ps(f, _mm512_set1_ps(0x1p-16f));
-            }
-            out->factor[i][half] = f;
-        }
-    }
-    return true;
-}
-
-/* acc of n_rows <= 8 rows and 32 outputs += the piece's groups. */
-INLINE void add_piece(int n_rows, const piece *p, int n_groups, const float *x, int64_t ldx, float *acc, int64_t lda) {
-    for (int g = 0; g < n_groups; g++) {
-        const float *at = x + 32 * g;
-        __asm__("" : "+r"(at));
-        for (int half = 0; half < 2; half++)
-            add_group(n_rows, p->w[g][0] + LANES * half, p->factor[g][half], at, ldx, acc + LANES * half, lda);
-    }
-}
-
-static void add_piece_rows(int n_rows, const piece *p, int n_groups, const float *x, int64_t ldx, float *acc,
-                           int64_t lda) {
-    switch (n_rows) {
-    case 8:
-        add_piece(8, p, n_groups, x, ldx, acc, lda);
-        break;
-    case 7:
-    case 6:
-    case 5:
-    case 4:
-        add_piece(4, p, n_groups, x, ldx, acc, lda);
-        if (n_rows > 4)
-            add_piece_rows(n_rows - 4, p, n_groups, x + 4 * ldx, ldx, acc + 4 * lda, lda);
-        break;
-    case 3:
-    case 2:
-        add_piece(2, p, n_groups, x, ldx, acc, lda);
-        if (n_rows > 2)
-            add_piece(1, p, n_groups, x + 2 * ldx, ldx, acc + 2 * lda, lda);
-        break;
-    default:
-        add_piece(1, p, n_groups, x, ldx, acc, lda);
-        break;
-    }
-}
-
-INLINE bool shared_rows(di_dtype kind, const strip s[2], piece *p, const float *x, int64_t ldx, int64_t n_rows,
-                        float *acc, int64_t lda) {
-    __m512 factor[2][16];
-    for (int64_t i = 0; i < n_rows; i++)
-        memset(acc + i * lda, 0, 2 * LANES * sizeof *acc);
-    for (int64_t g = 0; g < s[0].n_groups; g += PIECE_GROUPS) {
-        int n = (int)DI_MIN(s[0].n_groups - g, PIECE_GROUPS);
-        for (int half = 0; half < 2; half++) {
-            if (g % 16 == 0 &&
-                !load_scales(kind, &s[half], g, (int)DI_MIN(s[half].n_groups - g, 16), factor[half]))
-                return false;
-            if (!decode_strip(kind, &s[half], g, n, factor[half], p, half))
-                return false;
-        }
-        for (int64_t i = 0; i < n_rows; i += ROWS_FUSED) {
-            add_piece_rows((int)DI_MIN(n_rows - i, ROWS_FUSED), p, n, x + i * ldx + 32 * g, ldx, acc + i * lda, lda);
-        }
-    }
-    return true;
-}
-
-static bool shared_e2m1(const strip *s, piece *p, const float *x, int64_t ldx, int64_t n, float *acc, int64_t lda) {
-    return shared_rows(DI_F4_E2M1, s, p, x, ldx, n, acc, lda);
-}
-static bool shared_e4m3(const strip *s, piece *p, const float *x, int64_t ldx, int64_t n, float *acc, int64_t lda) {
-    return shared_rows(DI_F8_E4M3, s, p, x, ldx, n, acc, lda);
-}
-static bool shared_bf16(const strip *s, piece *p, const float *x, int64_t ldx, int64_t n, float *acc, int64_t lda) {
-    return shared_rows(DI_BF16, s, p, x, ldx, n, acc, lda);
-}
 
 /* ---- blocks ---- */
 
@@ -440,21 +340,14 @@ static bool block_few(const di_wide_block *b, const packed_rows *x, bool has_int
     return is_fine;
 }
 
-static bool block_many(const di_wide_block *b, const packed_rows *x, bool has_ints, uint8_t *work) {
-    const di_mat *w = b->w;
-    float *sums = (float *)work; /* [n_rows][32 outputs], whole lines */
-    work += sizeof *sums * ROWS_MAX * 2 * LANES;
-    piece *p = (piece *)work;
+/* E2M1 and integers: a decoded piece of 32 outputs meets all rows. */
+static bool block_many(const di_wide_block *b, const packed_rows *x, uint8_t *work) {
+    float *sums = (float *)(void *)work; /* [n_rows][32 outputs], whole lines */
     bool is_fine = true;
     for (int64_t o = 0; o < b->n_out && is_fine; o += 2 * LANES) {
         int64_t at = DI_MIN(o, b->n_out - 2 * LANES);
-        strip s[2] = {strip_at(w, b->o0 + at, NULL), strip_at(w, b->o0 + at + LANES, NULL)};
-        if (w->dtype == DI_F4_E2M1)
-            is_fine = has_ints ? di_avx512_vnni_many(s, x, b->n_rows, work, sums)
-                               : shared_e2m1(s, p, x->floats, x->ldf, b->n_rows, sums, 2 * LANES);
-        else
-            is_fine = w->dtype == DI_F8_E4M3 ? shared_e4m3(s, p, x->floats, x->ldf, b->n_rows, sums, 2 * LANES)
-                                             : shared_bf16(s, p, x->floats, x->ldf, b->n_rows, sums, 2 * LANES);
+        strip s[2] = {strip_at(b->w, b->o0 + at, NULL), strip_at(b->w, b->o0 + at + LANES, NULL)};
+        is_fine = di_avx512_vnni_many(s, x, b->n_rows, work + sizeof *sums * ROWS_MAX * 2 * LANES, sums);
         for (int64_t i = 0; i < b->n_rows; i++)
             memcpy(b->acc + i * b->lda + at, sums + i * 2 * LANES, 2 * LANES * sizeof *sums);
     }
@@ -468,8 +361,8 @@ static bool block_any(const di_wide_block *b, uint8_t *work, bool has_ints) {
         x.ldi = (int64_t)int_row_bytes(n_groups);
         x.ints = ints_of(b->packed, b->packed_rows, n_in) + b->row0 * x.ldi;
     }
-    return b->n_rows <= ROWS_FUSED || b->n_out < 2 * LANES ? block_few(b, &x, has_ints)
-                                                           : block_many(b, &x, has_ints, work);
+    bool is_many = has_ints && b->w->dtype == DI_F4_E2M1 && b->n_rows > ROWS_FUSED && b->n_out >= 2 * LANES;
+    return is_many ? block_many(b, &x, work) : block_few(b, &x, has_ints);
 }
 static bool block(const di_wide_block *b, uint8_t *work) {
     return block_any(b, work, false);
@@ -516,8 +409,8 @@ INLINE __m512 activation(__m512 g, __m512 u, __m512 weight, __m512 limit) {
     u = round_bf16(u);
     g = _mm512_min_ps(limit, g);
     u = _mm512_max_ps(_mm512_sub_ps(_mm512_setzero_ps(), limit), _mm512_min_ps(limit, u));
-    __m512 e = exp_vector(_mm512_castsi512_ps(
-        _mm512_xor_si512(_mm512_castps_si512(g), _mm512_set1_epi32((int)0x80000000))));
+    __m512 e =
+        exp_vector(_mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(g), _mm512_set1_epi32((int)0x80000000))));
     __m512 v = _mm512_div_ps(g, _mm512_add_ps(_mm512_set1_ps(1.0f), e));
     return _mm512_mul_ps(_mm512_mul_ps(v, u), weight);
 }
@@ -532,8 +425,8 @@ INLINE __m128i e4m3_codes(__m512 v) {
     __m512 moved = _mm512_add_ps(_mm512_castsi512_ps(u), _mm512_set1_ps(16384.0f));
     __m512i small = _mm512_sub_epi32(_mm512_castps_si512(moved), _mm512_set1_epi32(0x46800000));
     __m512i code = _mm512_mask_mov_epi32(normal, _mm512_cmplt_epi32_mask(u, _mm512_set1_epi32(0x3C800000)), small);
-    code = _mm512_mask_mov_epi32(code, _mm512_cmpgt_epi32_mask(a, _mm512_set1_epi32(0x7F800000)),
-                                 _mm512_set1_epi32(0x7F));
+    code =
+        _mm512_mask_mov_epi32(code, _mm512_cmpgt_epi32_mask(a, _mm512_set1_epi32(0x7F800000)), _mm512_set1_epi32(0x7F));
     code = _mm512_or_si512(code, _mm512_and_si512(_mm512_srli_epi32(bits, 24), _mm512_set1_epi32(0x80)));
     return _mm512_cvtepi32_epi8(code);
 }
@@ -594,10 +487,21 @@ static void accumulate(float *sum, const uint16_t *y, int64_t n) {
 
 /* ---- engines ---- */
 
+/* With more rows than are multiplied at a time, kernels that decode a tile once for all of them are faster, unless
+ * integers make up for it. */
+static bool is_best(di_dtype weights, int64_t n_rows) {
+    (void)weights;
+    return n_rows <= ROWS_FUSED;
+}
+static bool is_best_vnni(di_dtype weights, int64_t n_rows) {
+    return weights == DI_F4_E2M1 || n_rows <= ROWS_FUSED;
+}
+
 static const di_wide_engine engine = {
     .rows_max = ROWS_MAX,
     .outs_max = OUTS_MAX,
-    .work_bytes = sizeof(float) * ROWS_MAX * 2 * LANES + sizeof(piece),
+    .work_bytes = 0,
+    .is_best = is_best,
     .packed_bytes = packed_bytes,
     .pack = pack,
     .block = block,
@@ -609,7 +513,8 @@ static const di_wide_engine engine = {
 static const di_wide_engine engine_vnni = {
     .rows_max = ROWS_MAX,
     .outs_max = OUTS_MAX,
-    .work_bytes = sizeof(float) * ROWS_MAX * 2 * LANES + sizeof(piece),
+    .work_bytes = sizeof(float) * ROWS_MAX * 2 * LANES + DI_AVX512_VNNI_WORK_BYTES,
+    .is_best = is_best_vnni,
     .packed_bytes = packed_bytes_vnni,
     .pack = pack_vnni,
     .block = block_vnni,

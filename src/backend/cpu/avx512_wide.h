@@ -1,8 +1,8 @@
-/* What the files of the AVX-512 engine of wide products share: sixteen rows of weights turned into lanes, and the form in
- * which rows are packed. Private to avx512_*wide.c.
+/* What the files of the AVX-512 engine of wide products share: sixteen rows of weights turned into lanes, and the form
+ * in which rows are packed. Private to avx512_*wide.c.
  *
- * Weights are stored row by row, so a lane's next weight lies a whole row away. Sixty-four bytes of each of 16 rows make
- * a unit; turned (avx512_turn.h), vector d of a unit has the d-th four bytes of row o in lane o. */
+ * Weights are stored row by row, so a lane's next weight lies a whole row away. Sixty-four bytes of each of 16 rows
+ * make a unit; turned (avx512_turn.h), vector d of a unit has the d-th four bytes of row o in lane o. */
 #ifndef DI_CPU_AVX512_WIDE_H
 #define DI_CPU_AVX512_WIDE_H
 
@@ -15,8 +15,7 @@ enum {
     LANES = 16,
     ROWS_FUSED = 8, /* rows of activations that are multiplied as weights are decoded */
     UNIT_BYTES = 64,
-    PIECE_GROUPS = 4, /* groups of a decoded piece */
-    ROW_PAD = 16,     /* floats between packed rows: keeps them off one another's cache sets */
+    ROW_PAD = 16, /* floats between packed rows: keeps them off one another's cache sets */
     X_SHIFT_E4M3 = 64
 };
 
@@ -26,8 +25,9 @@ enum {
 /* ---- integers of a row ----
  *
  * E2M1 weights are halves of integers up to 12 and QA's codes integers of at most 18 bits times a power of two, mostly
- * far fewer bits. Where every partial sum of a group's products fits in fp32's 24 bits, no order of adding can round, and
- * integer dot products give the very bits of the two chains (avx512_vnni_wide.c). Packing decides that group by group. */
+ * far fewer bits. Where every partial sum of a group's products fits in fp32's 24 bits, no order of adding can round,
+ * and integer dot products give the very bits of the two chains (avx512_vnni_wide.c). Packing decides that group by
+ * group. */
 typedef enum int_class {
     INT_ONE = 0, /* one 16-bit number a value: `low` alone */
     INT_TWO = 1, /* low + 256 * high */
@@ -134,45 +134,24 @@ INLINE bool load_scales(di_dtype kind, const strip *s, int64_t g, int n, __m512 
     return true;
 }
 
+/* The lines of the strip to come into the second-level cache, and those of the next unit from there into the first. */
 INLINE void prefetch_unit(const strip *s, int64_t unit) {
-    const char *p = (const char *)s->ahead + unit * (LANES * UNIT_BYTES);
+    const char *near = (const char *)s->rows + (unit + 1) * UNIT_BYTES;
+    for (int i = 0; i < LANES; i++, near += s->ld)
+        _mm_prefetch(near, _MM_HINT_T0);
+    if (!s->ahead)
+        return;
+    const char *far = (const char *)s->ahead + unit * (LANES * UNIT_BYTES);
     for (int i = 0; i < LANES; i++)
-        _mm_prefetch(p + i * UNIT_BYTES, _MM_HINT_T1);
-}
-
-/* ---- more than 8 rows: decoded pieces of 32 outputs ---- */
-
-typedef struct piece {
-    _Alignas(64) float w[PIECE_GROUPS][32][2 * LANES]; /* [group][input][output] */
-    __m512 factor[PIECE_GROUPS][2];
-} piece;
-
-/* acc of n_rows <= 8 rows and 16 outputs += one group of a piece, by floats. w: [32][2 * LANES]. */
-INLINE void add_group(int n_rows, const float *w, __m512 factor, const float *x, int64_t ldx, float *acc, int64_t lda) {
-    __m512 even[ROWS_FUSED], odd[ROWS_FUSED];
-    for (int i = 0; i < n_rows; i++)
-        even[i] = odd[i] = _mm512_setzero_ps();
-#pragma GCC unroll 16
-    for (int k = 0; k < 32; k += 2) {
-        __m512 a = _mm512_load_ps(w + k * 2 * LANES), b = _mm512_load_ps(w + (k + 1) * 2 * LANES);
-#pragma GCC unroll 8
-        for (int i = 0; i < n_rows; i++) {
-            even[i] = _mm512_fmadd_ps(a, _mm512_set1_ps(x[i * ldx + k]), even[i]);
-            odd[i] = _mm512_fmadd_ps(b, _mm512_set1_ps(x[i * ldx + k + 1]), odd[i]);
-        }
-    }
-    for (int i = 0; i < n_rows; i++) {
-        float *to = acc + i * lda;
-        _mm512_store_ps(to, _mm512_fmadd_ps(_mm512_add_ps(even[i], odd[i]), factor, _mm512_load_ps(to)));
-    }
+        _mm_prefetch(far + i * UNIT_BYTES, _MM_HINT_T1);
 }
 
 /* ---- avx512_vnni_wide.c: E2M1 weights and rows with integers ---- */
 
 /* Sixteen outputs of n_rows <= 8 rows; false at unusual scales. */
 bool di_avx512_vnni_few(int n_rows, const strip *s, const packed_rows *x, float *out, int64_t ldo);
-/* Thirty-two outputs of any number of rows. acc [n_rows][32], 64-byte aligned. */
+/* Thirty-two outputs of any number of rows. acc [n_rows][32] and work, DI_AVX512_VNNI_WORK_BYTES, 64-byte aligned. */
 bool di_avx512_vnni_many(const strip s[2], const packed_rows *x, int64_t n_rows, void *work, float *acc);
-size_t di_avx512_vnni_work_bytes(void);
+enum { DI_AVX512_VNNI_WORK_BYTES = 9 * 1024 };
 
 #endif

@@ -5,9 +5,9 @@
  * products is a long chain of few numbers; for several rows it runs with a row a lane. The order of every sum is the
  * reference's. Included after lanes_<level>.h. */
 #include "dot_body.h"
+#include "exp_body.h"
 #include "hc.h"
 #include "panel_body.h"
-#include "tensor/math_inline.h"
 
 typedef struct mix_job {
     const di_hc_mix_args *a;
@@ -16,21 +16,8 @@ typedef struct mix_job {
 
 /* ---- a row a lane ---- */
 
-DI_INLINE di_v lanes_max(di_v a, di_v b) { /* a > b ? a : b */
-    di_vi above = a > b;
-    return (di_v)(((di_vi)a & above) | ((di_vi)b & ~above));
-}
-
-DI_INLINE di_v lanes_exp(di_v x) {
-    float v[DI_LANES];
-    di_v_store(v, x);
-    for (int i = 0; i < DI_LANES; i++)
-        v[i] = di_expf_inline(v[i]);
-    return di_v_load(v);
-}
-
 DI_INLINE di_v lanes_sigmoid(di_v x) {
-    return di_v_splat(1.0f) / (di_v_splat(1.0f) + lanes_exp(-x));
+    return di_v_splat(1.0f) / (di_v_splat(1.0f) + di_v_exp(-x));
 }
 
 /* di_cpu_sinkhorn of DI_LANES rows: c[a * m + b]. */
@@ -39,9 +26,9 @@ DI_INLINE void lanes_sinkhorn(di_v *c, int32_t m, int32_t iters, float eps) {
     for (int32_t a = 0; a < m; a++) {
         di_v most = c[a * m], sum = zero;
         for (int32_t b = 1; b < m; b++)
-            most = lanes_max(c[a * m + b], most);
+            most = di_v_max(c[a * m + b], most);
         for (int32_t b = 0; b < m; b++) {
-            c[a * m + b] = lanes_exp(c[a * m + b] - most);
+            c[a * m + b] = di_v_exp(c[a * m + b] - most);
             sum += c[a * m + b];
         }
         for (int32_t b = 0; b < m; b++)

@@ -19,6 +19,7 @@
 
 typedef float di_v __attribute__((vector_size(4 * DI_LANES)));
 typedef int32_t di_vi __attribute__((vector_size(4 * DI_LANES)));
+typedef uint32_t di_vu __attribute__((vector_size(4 * DI_LANES)));
 
 DI_INLINE di_v di_v_load(const float *p) {
     di_v v;

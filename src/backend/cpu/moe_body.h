@@ -11,9 +11,9 @@
  * Included after lanes_<level>.h. */
 #include <stdatomic.h>
 
+#include "exp_body.h"
 #include "moe.h"
 #include "panel_gemm_body.h"
-#include "tensor/math_inline.h"
 
 /* ---- moe_route ---- */
 
@@ -77,16 +77,17 @@ static void pack_part(void *ctx, int64_t part, int64_t n_parts, int worker) {
 /* Activations of one pair from 32 gate and up products, which are overwritten. Returns false where QA's scale is out of
  * range for coded products. */
 static bool activate(const moe_job *job, float *g, float *u, float weight, float *act) {
-    float limit = job->o.a->limit > 0.0f ? job->o.a->limit : __builtin_inff();
+    const di_v limit = di_v_splat(job->o.a->limit > 0.0f ? job->o.a->limit : __builtin_inff()), one = di_v_splat(1.0f);
     for (int o = 0; job->is_faithful && o < DI_TILE_OUT; o++) {
         g[o] = di_round_bf16(g[o]);
         u[o] = di_round_bf16(u[o]);
     }
-    for (int o = 0; o < DI_TILE_OUT; o++) {
-        g[o] = g[o] > limit ? limit : g[o];
-        u[o] = u[o] > limit ? limit : u[o];
-        u[o] = u[o] < -limit ? -limit : u[o];
-        act[o] = g[o] / (1.0f + di_expf_inline(-g[o])) * u[o] * weight;
+    for (int o = 0; o < DI_TILE_OUT; o += DI_LANES) {
+        di_v gate = di_v_load(g + o), up = di_v_load(u + o);
+        gate = di_v_select(gate > limit, limit, gate);
+        up = di_v_select(up > limit, limit, up);
+        up = di_v_select(up < -limit, -limit, up);
+        di_v_store(act + o, gate / (one + di_v_exp(-gate)) * up * di_v_splat(weight));
     }
     if (!job->is_faithful)
         return true;

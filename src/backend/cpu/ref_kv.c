@@ -1,8 +1,8 @@
 /* Writers of the caches, the readable definition: record encoding, window rings, pooled pairs, paged entries.
  *
  * A row or an entry is written by one part alone and reads nothing that another part writes, so that parts may run in
- * any order. Formats are tensor/'s; which rows, entries and slots there are is the model's business. Other levels run the
- * same parts with their own way to do one record (cache.h). */
+ * any order. Formats are tensor/'s; which rows, entries and slots there are is the model's business. Other levels run
+ * the same parts with their own way to do one record (cache.h). */
 #include "cache.h"
 
 /* Rows of one part: enough to be worth handing out, few enough to balance. */

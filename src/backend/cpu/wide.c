@@ -1,5 +1,5 @@
-/* What the operations on wide products (wide.h) share: the size of a part, the way around unusual weights, the room they
- * need, and their place in the kernel table. */
+/* What the operations on wide products (wide.h) share: the size of a part, the way around unusual weights, the room
+ * they need, and their place in the kernel table. */
 #include "wide.h"
 
 #include "panel.h"

@@ -8,7 +8,7 @@
  *
  * An engine is an instruction set's part of it: packing rows, products of a block, the gate between an expert's
  * matrices. wide_gemm.c and wide_moe.c cut operations into blocks and are the same for all engines. Products that are
- * not of this kind (fp32 rows or weights, inputs that fill no group of 32) go on to the kernels of the level below. */
+ * not of this kind (fp32 rows or weights, inputs that fill no group of 32) go on to the level's other kernels. */
 #ifndef DI_CPU_WIDE_H
 #define DI_CPU_WIDE_H
 
@@ -68,6 +68,8 @@ typedef struct di_wide_gate {
 typedef struct di_wide_engine {
     int64_t rows_max, outs_max; /* of one block */
     size_t work_bytes;          /* scratch of a block beside acc */
+    /* Whether gemm with so many rows is faster by this engine than by the level's other kernels. */
+    bool (*is_best)(di_dtype weights, int64_t n_rows);
     size_t (*packed_bytes)(int64_t n_rows, int64_t n_in);
     /* Packs groups [g0, g1) of 32 inputs of the rows 16*tile .. ; false when a value is out of range or NaN. */
     bool (*pack)(const di_wide_x *x, int64_t tile, int64_t g0, int64_t g1);
@@ -98,7 +100,8 @@ static inline const uint8_t *di_wide_weights(const di_mat *w, int64_t o) {
 int64_t di_wide_outs(const di_wide_engine *e, const di_mat *w, int64_t n_rows);
 /* A block's products, by the engine or, where is_plain or the engine finds the weights unusual, by plain sums that read
  * rows and weights where they are stored. */
-void di_wide_products(const di_wide_engine *e, const di_wide_x *x, const di_wide_block *b, bool is_plain, uint8_t *work);
+void di_wide_products(const di_wide_engine *e, const di_wide_x *x, const di_wide_block *b, bool is_plain,
+                      uint8_t *work);
 /* Puts an engine and the operations on it into a table that the levels below have filled. */
 void di_wide_install(di_cpu_kernels *k, const di_wide_engine *engine);
 

@@ -1,5 +1,5 @@
-/* gemm and moe_route by wide products (wide.h): rows are packed once, then blocks of outputs and rows are computed in any
- * order. Blocks of rows of the same outputs follow each other, so that they find the weights in the cache. */
+/* gemm and moe_route by wide products (wide.h): rows are packed once, then blocks of outputs and rows are computed in
+ * any order. Blocks of rows of the same outputs follow each other, so that they find the weights in the cache. */
 #include <stdatomic.h>
 
 #include "moe.h"
@@ -102,7 +102,7 @@ di_status di_wide_gemm(di_stream *stream, const di_gemm_args *a) {
     const di_cpu_kernels *k = &stream->dev->kernels;
     if (!di_cpu_gemm_fits(a))
         return DI_ERR_SHAPE;
-    if (!di_wide_takes(&a->x, a->w))
+    if (!di_wide_takes(&a->x, a->w) || !k->wide->is_best(a->w->dtype, a->x.n_rows))
         return k->narrow_gemm(stream, a);
     if (!di_cpu_scratch_fits(stream, 0, di_wide_worker_bytes(k->wide, 1)))
         return DI_ERR_SHAPE;
@@ -127,7 +127,7 @@ di_status di_wide_route(di_stream *stream, const di_moe_route_args *a) {
     const di_cpu_kernels *k = &stream->dev->kernels;
     if (!di_cpu_route_fits(a))
         return DI_ERR_SHAPE;
-    if (!di_wide_takes(&a->x, a->gate))
+    if (!di_wide_takes(&a->x, a->gate) || !k->wide->is_best(a->gate->dtype, a->x.n_rows))
         return k->narrow_moe_route(stream, a);
     int64_t n = a->x.n_rows, n_experts = a->gate->n_out;
     size_t logits_bytes = di_cpu_piece((size_t)(n * n_experts) * sizeof(float));

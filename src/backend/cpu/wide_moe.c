@@ -30,8 +30,8 @@ static int64_t pairs_max(int64_t n_rows) {
     return DI_MAX(DI_MIN(n_rows, DI_MOE_PAIRS_MAX), DI_MOE_PAIRS_MIN);
 }
 
-/* Each segment is packed by itself, from a place that its first pair alone decides: any n pairs take at most n times the
- * room of one. */
+/* Each segment is packed by itself, from a place that its first pair alone decides: any n pairs take at most n times
+ * the room of one. */
 static size_t packed_room(const di_wide_engine *e, int64_t pairs, int64_t n_in) {
     return (size_t)pairs * di_cpu_piece(e->packed_bytes(1, n_in));
 }

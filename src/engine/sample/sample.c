@@ -6,8 +6,8 @@
  *
  * Nothing is sorted but the few tokens whose log-probabilities are asked for. Top-p and top-k both keep a prefix of the
  * order "falling logit, then rising id"; a radix selection over (logit, id) keys finds the last token of that prefix,
- * among the tokens above a logit that the prefix is known to reach. The noise needs two logarithms, taken only for tokens
- * that a bound from the leading bits of z still lets win.
+ * among the tokens above a logit that the prefix is known to reach. The noise needs two logarithms, taken only for
+ * tokens that a bound from the leading bits of z still lets win.
  *
  * Logits are looked at in blocks of 32, a word of the mask: most blocks are passed over by their largest logit. */
 #include "sample.h"
@@ -120,8 +120,8 @@ static inline float key_logit(uint64_t key) {
 #define DIGIT_BITS 11
 
 /* The last key, in falling order, of those with fewer than n_max keys before it and weights before it that sum to at
- * most weight_max, of which weight_before lies before all keys here; 0 when all are. weights NULL: keys are only counted.
- * Both arrays are overwritten; n >= 1.
+ * most weight_max, of which weight_before lies before all keys here; 0 when all are. weights NULL: keys are only
+ * counted. Both arrays are overwritten; n >= 1.
  *
  * One digit of the key at a time, from the top: the digit's first bucket at whose end a limit is passed holds the last
  * kept key, because its own first key still obeys the limits. Keys are distinct, so that the search ends at one key. */
@@ -218,8 +218,8 @@ static inline quad larger(quad a, quad b) {
     return (quad)(((quad_bits)a & is_a) | ((quad_bits)b & ~is_a));
 }
 
-/* The logits of tokens [at, at + BLOCK), -infinity for what is not allowed or beyond the vocabulary: in place, or a copy
- * in buf. */
+/* The logits of tokens [at, at + BLOCK), -infinity for what is not allowed or beyond the vocabulary: in place, or a
+ * copy in buf. */
 static inline const float *block_at(const row *r, int64_t at, float buf[BLOCK]) {
     const float *logits = r->logits + at;
     int64_t n = DI_MIN((int64_t)BLOCK, r->n_vocab - at);
@@ -301,8 +301,8 @@ static di_status find_best(row *r, uint64_t position, di_error *err) {
     return DI_OK;
 }
 
-/* Appends the keys of the block's tokens with logits in [low, high] that survive and, where weights are given by id, moves
- * their weights beside them; returns the new count. Without branches: every token is written, few are kept. */
+/* Appends the keys of the block's tokens with logits in [low, high] that survive and, where weights are given by id,
+ * moves their weights beside them; returns the new count. Without branches: every token is written, few are kept. */
 static inline int64_t collect_block(const row *r, const float *x, int64_t at, float low, float high, uint64_t *keys,
                                     uint64_t *weights, int64_t n) {
     int64_t in_block = DI_MIN((int64_t)BLOCK, r->n_vocab - at);
@@ -330,14 +330,14 @@ static int64_t collect(const row *r, float low, float high, uint64_t *keys, uint
 
 enum { MAXIMA_MAX = 4096 };
 
-/* A logit that at least k survivors reach where there are so many: the k-th largest of the maxima of twice as many groups
- * of tokens, which are spread over the vocabulary. For a k too large for that, one that all reach. */
+/* A logit that at least k survivors reach where there are so many: the k-th largest of the maxima of twice as many
+ * groups of tokens, which are spread over the vocabulary. For a k too large for that, one that all reach. */
 static float limit_of_count(const row *r, int64_t k, uint64_t *keys) {
     int64_t n_groups = DI_ROUND_UP(2 * k, BLOCK);
     if (n_groups > MAXIMA_MAX || 2 * n_groups > r->n_vocab)
         return -FLT_MAX;
     float most[MAXIMA_MAX];
-    for (int64_t g = 0; g < n_groups; g++)
+    for (int64_t g = 0; g < MAXIMA_MAX; g++) /* all of them: groups are written by whole blocks */
         most[g] = -__builtin_inff();
     float least = least_logit(r);
     for (int64_t at = 0; at < r->n_vocab; at += BLOCK) {
@@ -375,8 +375,8 @@ static inline int slice_of(const slicing *z, float logit) {
     return (int)(at < SLICES - 1 ? at : SLICES - 1);
 }
 
-/* round(2^36 * exp(x - largest x)) of every token by id, zero where it is not allowed and below a distance where it rounds
- * to zero, 37*log(2). Adds them up by slice and returns their sum. */
+/* round(2^36 * exp(x - largest x)) of every token by id, zero where it is not allowed and below a distance where it
+ * rounds to zero, 37*log(2). Adds them up by slice and returns their sum. */
 static uint64_t integer_weights(const row *r, uint64_t *weights, uint64_t mass[SLICES]) {
     double largest = scaled(r, r->logits[r->best]);
     slicing z = slicing_of(r);
@@ -448,7 +448,7 @@ static uint64_t last_of_weight(const row *r, const uint64_t mass[SLICES], double
  * of the order, so that a search among them ends where the search among all would, provided that a limit is passed
  * there. */
 static uint64_t last_survivor(const row *r, const di_sampling *s, uint64_t *keys, uint64_t *weights) {
-    bool has_top_p = s->top_p < 1.0, has_top_k = s->top_k > 0 && s->top_k < r->n_allowed;
+    bool has_top_p = s->top_p<1.0, has_top_k = s->top_k> 0 && s->top_k < r->n_allowed;
     if (!has_top_p && !has_top_k)
         return 0;
     double weight_max = __builtin_inf();
@@ -463,7 +463,8 @@ static uint64_t last_survivor(const row *r, const di_sampling *s, uint64_t *keys
     return select_last(keys, has_top_p ? weights : NULL, n, s->top_k, weight_max, 0);
 }
 
-/* How many leading ones z may have at most for a token of score x to stay below `score`, plus one; 0 when any may win. */
+/* How many leading ones z may have at most for a token of score x to stay below `score`, plus one; 0 when any may win.
+ */
 static int hopeless_ones(double x, double score) {
     int ones = 0;
     while (ones < 63 && x + (double)(ones + 1) * 0.69315 < score)

@@ -1,5 +1,5 @@
-/* Attention scores by AMX with a model of the tile instructions (amx_model.h), on any machine with AVX-512: the operation
- * against the reference, bit by bit. On a machine with AMX the levels' own tests run the real one besides. */
+/* Attention scores by AMX with a model of the tile instructions (amx_model.h), on any machine with AVX-512: the
+ * operation against the reference, bit by bit. On a machine with AMX the levels' own tests run the real one besides. */
 #include "ops_rig.h"
 
 #if defined(__x86_64__)
@@ -29,7 +29,8 @@ static void check_shape(const shape *z, uint64_t *rng) {
         ops_rig_random_record(rng, DI_KV_FP4, page + ent * i, page + ent * i + d / 2, d);
     float *q = ops_rig_alloc((size_t)(n * n_q) * sizeof *q), *sink = ops_rig_alloc((size_t)z->heads * sizeof *sink);
     uint16_t *q16 = ops_rig_alloc((size_t)(n * n_q) * sizeof *q16);
-    float *out = ops_rig_alloc((size_t)(n * n_q) * sizeof *out), *want = ops_rig_alloc((size_t)(n * n_q) * sizeof *want);
+    float *out = ops_rig_alloc((size_t)(n * n_q) * sizeof *out),
+          *want = ops_rig_alloc((size_t)(n * n_q) * sizeof *want);
     ops_rig_random_bf16(rng, 2, q, n * n_q);
     ops_rig_random_bf16(rng, 2, sink, z->heads);
     int32_t *pos = ops_rig_alloc((size_t)n * sizeof *pos), *lo = ops_rig_alloc((size_t)n * sizeof *lo),

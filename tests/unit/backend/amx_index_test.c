@@ -95,8 +95,9 @@ static void scores_match_the_reference(void **state) {
         di_test_skip("needs AVX-512 with VBMI");
         return;
     }
-    static const shape shapes[] = {{32, 128, 700, 3, 100, false}, {4, 128, 257, 20, 64, false}, {1, 32, 40, 5, 9, false},
-                                   {17, 96, 300, 2, 50, true},    {48, 64, 130, 4, 20, true},   {33, 32, 31, 3, 40, true}};
+    static const shape shapes[] = {{32, 128, 700, 3, 100, false}, {4, 128, 257, 20, 64, false},
+                                   {1, 32, 40, 5, 9, false},      {17, 96, 300, 2, 50, true},
+                                   {48, 64, 130, 4, 20, true},    {33, 32, 31, 3, 40, true}};
     uint64_t rng = 6;
     for (size_t i = 0; i < DI_COUNT(shapes); i++)
         check_shape(&shapes[i], &rng);

@@ -97,7 +97,8 @@ static void unusual_values_match_the_reference(void **state) {
                 ((uint8_t *)(uintptr_t)w.scale)[1] = (uint8_t)cases[c].w_scale;
             if (x.scale)
                 x.scale[1] = (uint8_t)cases[c].x_scale;
-            di_act want = ops_act_empty(&mem, DI_F32, counts[n], OUT), got = ops_act_empty(&mem, DI_F32, counts[n], OUT);
+            di_act want = ops_act_empty(&mem, DI_F32, counts[n], OUT),
+                   got = ops_act_empty(&mem, DI_F32, counts[n], OUT);
             di_gemm_args args = {.x = x, .w = &w, .out = want};
             ops_rig rig;
             ops_rig_open(&rig, DI_CPU_REF, 1, &limits);

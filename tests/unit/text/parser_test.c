@@ -138,7 +138,7 @@ static void characters_are_not_cut(void **state) {
 
 #define CALL_A                                                                                                         \
     OPEN " invoke name=\"f\">\n" OPEN " parameter name=\"k\" string=\"true\">v" CLOSE " parameter>\n" CLOSE " invoke>" \
-                                                                                                            "\n"
+         "\n"
 
 static void calls_are_announced_and_ended(void **state) {
     (void)state;
