@@ -14,11 +14,11 @@ typedef struct counter {
     di_error error;
 } counter;
 
-static di_status count_token(void *user, const di_generation *gen, const di_engine_event *event, di_error *err) {
+static di_status count_token(void *user, const di_generation *gen, const di_core_event *event, di_error *err) {
     counter *c = user;
-    if (event->kind == DI_ENGINE_TOKEN)
+    if (event->kind == DI_CORE_TOKEN)
         c->n++;
-    if (event->kind == DI_ENGINE_DONE && gen->finish == DI_FINISH_ERROR)
+    if (event->kind == DI_CORE_DONE && gen->finish == DI_FINISH_ERROR)
         c->error = gen->error;
     (void)err;
     return DI_OK;
@@ -37,7 +37,7 @@ static di_status submit(di_cli_model *m, const int32_t *ids, int64_t n, int64_t 
     s.sampling.temperature = 0;
     s.sampling.ignore_eos = true;
     s.sampling.max_tokens = new_tokens;
-    return di_engine_submit(m->engine, &s, &id, err);
+    return di_core_submit(m->engine, &s, &id, err);
 }
 
 /* Bytes of weights that a step of n_rows rows reads at least: everything but Engram tables, draft module and the
@@ -69,7 +69,7 @@ static double step_bytes(const di_cli_model *m, int64_t n_rows) {
 
 /* Runs steps until every counter has reached n. */
 static di_status run_until(di_cli_model *m, const counter *c, int n_seqs, int64_t n, di_error *err) {
-    for (bool is_more = true;; is_more = di_engine_step(m->engine)) {
+    for (bool is_more = true;; is_more = di_core_step(m->engine)) {
         bool is_there = true;
         for (int i = 0; i < n_seqs; i++) {
             if (c[i].error.code)
@@ -135,7 +135,7 @@ static di_status prefill_row(di_bench *b, di_cli_model *m, const char *name, int
             break;
         if (i >= 0)
             runs[i] = (double)n / ((double)(di_clock_ns() - start_ns) * 1e-9);
-        while (di_engine_step(m->engine)) {
+        while (di_core_step(m->engine)) {
         }
     }
     free(ids);
@@ -206,7 +206,7 @@ static di_status decode_row(di_bench *b, di_cli_model *m, const char *name, int 
         int64_t start_ns = di_clock_ns(), before = 0, after = 0;
         for (int s = 0; s < n_seqs; s++)
             before += c[s].n;
-        while (di_engine_step(m->engine)) {
+        while (di_core_step(m->engine)) {
         }
         for (int s = 0; s < n_seqs; s++)
             after += c[s].n;

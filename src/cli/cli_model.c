@@ -118,7 +118,7 @@ di_status di_cli_model_open(di_cli_model *m, const di_options *opt, di_error *er
     if (!st)
         st = open_model(m, opt, err);
     if (!st)
-        st = di_load_engine(&m->loaded, &m->engine, err);
+        st = di_load_core(&m->loaded, &m->engine, err);
     if (st) {
         di_cli_model_close(m);
         return st;
@@ -132,7 +132,7 @@ di_status di_cli_model_open(di_cli_model *m, const di_options *opt, di_error *er
 }
 
 void di_cli_model_close(di_cli_model *m) {
-    di_engine_destroy(m->engine);
+    di_core_destroy(m->engine);
     m->engine = NULL;
     di_load_close(&m->loaded);
     free((void *)m->defaults.sampling.stop_len);
@@ -154,8 +154,8 @@ static di_status make_forced(const di_cli_model *m, di_ids *ids, di_error *err) 
     return st;
 }
 
-di_status di_cli_submit(di_cli_model *m, const di_request *request, di_engine_callback callback, void *user,
-                        uint64_t *id, di_error *err) {
+di_status di_cli_submit(di_cli_model *m, const di_request *request, di_core_callback callback, void *user, uint64_t *id,
+                        di_error *err) {
     di_ids ids = {0}, forced = {0};
     bool is_chat = request->input == DI_INPUT_CHAT;
     di_status st = di_line_check(request, err);
@@ -179,7 +179,7 @@ di_status di_cli_submit(di_cli_model *m, const di_request *request, di_engine_ca
         };
         submission.sampling.max_tokens =
             di_request_max_tokens(request, (int64_t)ids.len, m->loaded.plan.engine.context_max);
-        st = di_engine_submit(m->engine, &submission, id, err);
+        st = di_core_submit(m->engine, &submission, id, err);
     }
     di_ids_deinit(&ids);
     di_ids_deinit(&forced);
@@ -211,8 +211,8 @@ void di_cli_print_request_stats(const di_generation *gen) {
 }
 
 void di_cli_print_stats(const di_cli_model *m) {
-    di_engine_stats s;
-    di_engine_stats_get(m->engine, &s);
+    di_core_stats s;
+    di_core_stats_get(m->engine, &s);
     struct rusage usage = {0};
     getrusage(RUSAGE_SELF, &usage);
     int64_t total_ns = di_clock_ns() - m->start_ns;

@@ -7,8 +7,8 @@
 #include "engine/engine.h"
 
 typedef struct di_cli_model {
-    di_loaded loaded;  /* owned */
-    di_engine *engine; /* owned */
+    di_loaded loaded; /* owned */
+    di_core *engine;  /* owned */
     di_chat_vocab vocab;
     bool has_vocab; /* false: vocab_error says why messages can't be encoded */
     di_error vocab_error;
@@ -26,8 +26,8 @@ di_status di_cli_model_open(di_cli_model *m, const di_options *opt, di_error *er
 void di_cli_model_close(di_cli_model *m);
 
 /* Checks, renders and queues a request; the callback gets its events. */
-di_status di_cli_submit(di_cli_model *m, const di_request *request, di_engine_callback callback, void *user,
-                        uint64_t *id, di_error *err);
+di_status di_cli_submit(di_cli_model *m, const di_request *request, di_core_callback callback, void *user, uint64_t *id,
+                        di_error *err);
 
 /* --stats: times, speeds and memory of everything that ran, on standard error. */
 void di_cli_print_stats(const di_cli_model *m);

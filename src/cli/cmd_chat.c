@@ -48,9 +48,9 @@ static di_status print_piece(chat *c, const char *text, size_t len, bool is_thin
     return st ? st : di_cli_flush(err);
 }
 
-static di_status on_turn(void *user, const di_generation *gen, const di_engine_event *event, di_error *err) {
+static di_status on_turn(void *user, const di_generation *gen, const di_core_event *event, di_error *err) {
     chat *c = user;
-    if (event->kind == DI_ENGINE_OUTPUT) {
+    if (event->kind == DI_CORE_OUTPUT) {
         const di_parser_event *p = event->parsed;
         di_status st = di_reply_push(&c->reply, p, err);
         if (!st && p->kind == DI_PARSER_REASONING)
@@ -59,7 +59,7 @@ static di_status on_turn(void *user, const di_generation *gen, const di_engine_e
             st = print_piece(c, p->text, p->len, false, err);
         return st;
     }
-    if (event->kind != DI_ENGINE_DONE)
+    if (event->kind != DI_CORE_DONE)
         return DI_OK;
     c->finish = gen->finish;
     c->error = gen->error;
@@ -137,9 +137,9 @@ static di_status answer(chat *c, di_error *err) {
         do {
             if (di_interrupt_take()) {
                 c->is_interrupted = true;
-                di_engine_abort_all(c->model.engine);
+                di_core_abort_all(c->model.engine);
             }
-        } while (di_engine_step(c->model.engine));
+        } while (di_core_step(c->model.engine));
         if (c->finish == DI_FINISH_ERROR) {
             *err = c->error;
             st = err->code;

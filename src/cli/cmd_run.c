@@ -65,20 +65,20 @@ static void print_logprobs(const single *one, const di_generation *gen) {
     }
 }
 
-static di_status on_single(void *user, const di_generation *gen, const di_engine_event *event, di_error *err) {
+static di_status on_single(void *user, const di_generation *gen, const di_core_event *event, di_error *err) {
     single *one = user;
     switch (event->kind) {
-    case DI_ENGINE_TEXT:
+    case DI_CORE_TEXT:
         return print_text(one, event->text, event->len, false, err);
-    case DI_ENGINE_OUTPUT:
+    case DI_CORE_OUTPUT:
         if (event->parsed->kind == DI_PARSER_REASONING)
             return print_text(one, event->parsed->text, event->parsed->len, true, err);
         if (event->parsed->kind == DI_PARSER_CONTENT)
             return print_text(one, event->parsed->text, event->parsed->len, false, err);
         return DI_OK;
-    case DI_ENGINE_TOKEN:
+    case DI_CORE_TOKEN:
         return DI_OK;
-    case DI_ENGINE_DONE:
+    case DI_CORE_DONE:
         one->finish = gen->finish;
         one->error = gen->error;
         if (gen->finish != DI_FINISH_ERROR) {
@@ -175,9 +175,9 @@ static int run_single(const di_options *opt) {
     do {
         if (di_interrupt_take()) {
             is_interrupted = true;
-            di_engine_abort_all(model.engine);
+            di_core_abort_all(model.engine);
         }
-    } while (di_engine_step(model.engine));
+    } while (di_core_step(model.engine));
     if (opt->stats)
         di_cli_print_stats(&model);
     if (one.finish == DI_FINISH_ERROR) {
@@ -223,11 +223,11 @@ static void job_destroy(job *j) {
     free(j);
 }
 
-static di_status on_job(void *user, const di_generation *gen, const di_engine_event *event, di_error *err) {
+static di_status on_job(void *user, const di_generation *gen, const di_core_event *event, di_error *err) {
     job *j = user;
-    if (event->kind == DI_ENGINE_OUTPUT)
+    if (event->kind == DI_CORE_OUTPUT)
         return di_reply_push(&j->reply, event->parsed, err);
-    if (event->kind != DI_ENGINE_DONE)
+    if (event->kind != DI_CORE_DONE)
         return DI_OK;
     di_line_result(&j->result, &j->request, gen, j->request.input == DI_INPUT_CHAT ? &j->reply : NULL);
     j->is_done = true;
@@ -272,11 +272,11 @@ static di_status add_job(batch *b, const char *line, size_t len, di_error *err) 
 }
 
 static di_status read_lines(batch *b, di_error *err) {
-    while (!b->is_end && b->n_jobs < JOBS_MAX && di_engine_pending(b->model.engine) < 2 * b->opt->max_seqs) {
+    while (!b->is_end && b->n_jobs < JOBS_MAX && di_core_pending(b->model.engine) < 2 * b->opt->max_seqs) {
         const char *line;
         size_t len;
         /* Results that are ready must not wait for the next line: those are written first. */
-        bool may_wait = di_engine_pending(b->model.engine) == 0 && b->n_jobs == 0;
+        bool may_wait = di_core_pending(b->model.engine) == 0 && b->n_jobs == 0;
         switch (di_line_reader_next(&b->reader, may_wait, &line, &len, err)) {
         case DI_LINE_READY:
             if (!is_blank(line, len)) {
@@ -323,11 +323,11 @@ static di_status run_jobs(batch *b, di_error *err) {
         if (di_interrupt_take()) {
             /* Lines that were not read have no result; those that were keep what they have. */
             b->is_interrupted = b->is_end = true;
-            di_engine_abort_all(b->model.engine);
+            di_core_abort_all(b->model.engine);
         }
         if ((st = read_lines(b, err)))
             break;
-        di_engine_step(b->model.engine);
+        di_core_step(b->model.engine);
         st = write_results(b, err);
     }
     return st;

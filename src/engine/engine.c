@@ -19,8 +19,8 @@ di_status di_replay_settle(const di_config *c, di_replay replay, int64_t keep, i
     return DI_OK;
 }
 
-static di_status create(di_engine *e, const di_memory_plan *plan, di_error *err) {
-    const di_engine_options *o = &e->options;
+static di_status create(di_core *e, const di_memory_plan *plan, di_error *err) {
+    const di_core_options *o = &e->options;
     if (o->seqs_max < 1 || o->chunk_max < 1 || o->context_max < 2 || o->n_blocks < 1)
         return di_fail(err, DI_ERR_ARG,
                        "engine limits of %d sequences, chunks of %lld, a context of %lld and %d KV blocks", o->seqs_max,
@@ -48,10 +48,10 @@ static di_status create(di_engine *e, const di_memory_plan *plan, di_error *err)
     return di_forward_create(&e->forward, e->model, err);
 }
 
-di_status di_engine_create(di_engine **out, di_model *model, const di_backend *backend, di_device *device,
-                           const di_memory_plan *plan, const di_tokenizer *tok, const di_engine_options *options,
-                           di_error *err) {
-    di_engine *e = calloc(1, sizeof *e);
+di_status di_core_create(di_core **out, di_model *model, const di_backend *backend, di_device *device,
+                         const di_memory_plan *plan, const di_tokenizer *tok, const di_core_options *options,
+                         di_error *err) {
+    di_core *e = calloc(1, sizeof *e);
     if (!e)
         return di_fail(err, DI_ERR_MEMORY, "engine");
     e->model = model;
@@ -63,14 +63,14 @@ di_status di_engine_create(di_engine **out, di_model *model, const di_backend *b
     e->eos_id = di_model_config(model)->eos_id;
     di_status st = create(e, plan, err);
     if (st) {
-        di_engine_destroy(e);
+        di_core_destroy(e);
     } else {
         *out = e;
     }
     return di_error_context(err, st, "starting the engine");
 }
 
-void di_engine_destroy(di_engine *e) {
+void di_core_destroy(di_core *e) {
     if (!e)
         return;
     for (int32_t i = 0; i < e->n_running; i++)
@@ -89,7 +89,7 @@ void di_engine_destroy(di_engine *e) {
     free(e);
 }
 
-di_status di_engine_submit(di_engine *e, const di_submission *submission, uint64_t *id, di_error *err) {
+di_status di_core_submit(di_core *e, const di_submission *submission, uint64_t *id, di_error *err) {
     di_sequence *s = NULL;
     di_status st = di_sequence_create(&s, e, submission, err);
     if (st)
@@ -107,7 +107,7 @@ di_status di_engine_submit(di_engine *e, const di_submission *submission, uint64
     return DI_OK;
 }
 
-bool di_engine_abort(di_engine *e, uint64_t id) {
+bool di_core_abort(di_core *e, uint64_t id) {
     for (int32_t i = 0; i < e->n_running; i++) {
         if (e->running[i]->gen.id == id)
             return e->running[i]->is_aborted = true;
@@ -119,18 +119,18 @@ bool di_engine_abort(di_engine *e, uint64_t id) {
     return false;
 }
 
-void di_engine_abort_all(di_engine *e) {
+void di_core_abort_all(di_core *e) {
     for (int32_t i = 0; i < e->n_running; i++)
         e->running[i]->is_aborted = true;
     for (di_sequence *s = e->waiting; s; s = s->next)
         s->is_aborted = true;
 }
 
-int64_t di_engine_pending(const di_engine *e) {
+int64_t di_core_pending(const di_core *e) {
     return e->n_waiting + e->n_running;
 }
 
-void di_engine_stats_get(const di_engine *e, di_engine_stats *out) {
+void di_core_stats_get(const di_core *e, di_core_stats *out) {
     *out = e->stats;
     out->blocks = e->kv.blocks.n_units;
     out->blocks_used = di_kv_pool_used(&e->kv.blocks);

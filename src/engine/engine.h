@@ -4,7 +4,7 @@
  * KV blocks and state slots (kv/), sampling (sample/), stop rules, incremental text; opening a model folder with
  * everything that running it needs (di_load). Knows no JSON and no protocol; never sees a weight.
  *
- * The engine is synchronous: di_engine_step runs one forward and tells callbacks what came of it. One thread at a time
+ * The engine is synchronous: di_core_step runs one forward and tells callbacks what came of it. One thread at a time
  * may use an engine. A request that can't be done fails alone, at submit or by its DONE event; the engine goes on. */
 #ifndef DI_ENGINE_H
 #define DI_ENGINE_H
@@ -19,7 +19,7 @@
 
 /* A request as far as it has come. Borrowed by callbacks; everything in it is gone after the DONE event. */
 typedef struct di_generation {
-    uint64_t id;      /* as given by di_engine_submit */
+    uint64_t id;      /* as given by di_core_submit */
     di_finish finish; /* NONE while it runs; STOP, LENGTH, ABORT or ERROR in the DONE event, TOOL_CALLS with a parser */
     di_error error;   /* of ERROR */
     int64_t n_prompt, n_tokens;
@@ -37,24 +37,23 @@ typedef struct di_generation {
         last_ns; /* monotonic: submitted, admitted, first and last token; 0 = not yet */
 } di_generation;
 
-typedef enum di_engine_event_kind {
-    DI_ENGINE_TEXT,   /* text: a piece of the output that is certain now (requests without a parser) */
-    DI_ENGINE_OUTPUT, /* parsed: an event of the output parser */
-    DI_ENGINE_TOKEN,  /* a token was added; comes before the text that it releases */
-    DI_ENGINE_DONE    /* the last event of every request that was submitted */
-} di_engine_event_kind;
+typedef enum di_core_event_kind {
+    DI_CORE_TEXT,   /* text: a piece of the output that is certain now (requests without a parser) */
+    DI_CORE_OUTPUT, /* parsed: an event of the output parser */
+    DI_CORE_TOKEN,  /* a token was added; comes before the text that it releases */
+    DI_CORE_DONE    /* the last event of every request that was submitted */
+} di_core_event_kind;
 
-typedef struct di_engine_event {
-    di_engine_event_kind kind;
+typedef struct di_core_event {
+    di_core_event_kind kind;
     const char *text;
     size_t len;
     const di_parser_event *parsed;
-} di_engine_event;
+} di_core_event;
 
-/* Called from di_engine_step. It may submit and abort requests. A status other than DI_OK ends the request with that
+/* Called from di_core_step. It may submit and abort requests. A status other than DI_OK ends the request with that
  * error (its DONE event follows); the status for DONE is ignored. */
-typedef di_status (*di_engine_callback)(void *user, const di_generation *gen, const di_engine_event *event,
-                                        di_error *err);
+typedef di_status (*di_core_callback)(void *user, const di_generation *gen, const di_core_event *event, di_error *err);
 
 typedef struct di_submission {
     const int32_t *ids; /* prompt [n_ids]; copied */
@@ -65,16 +64,16 @@ typedef struct di_submission {
     int32_t force_after;
     const int32_t *force_ids;
     size_t n_force;
-    di_engine_callback callback;
+    di_core_callback callback;
     void *user;
 } di_submission;
 
 /* ---- the engine ---------------------------------------------------------------------------------------------------
  */
 
-typedef struct di_engine di_engine;
+typedef struct di_core di_core;
 
-typedef struct di_engine_options {
+typedef struct di_core_options {
     int32_t seqs_max;         /* sequences that run at once */
     int64_t batch_tokens_max; /* rows of one step, at least seqs_max */
     int64_t chunk_max;        /* prompt rows of one sequence in one step */
@@ -82,31 +81,31 @@ typedef struct di_engine_options {
     int32_t n_blocks;         /* KV blocks */
     di_replay replay;
     int64_t replay_keep; /* 0: the exact bound */
-} di_engine_options;
+} di_core_options;
 
 /* model and tok (NULL: no text, outputs are ids) are borrowed. The plan is that of the model's options. DI_ERR_ARG for
  * a replay that the model can't do. */
-di_status di_engine_create(di_engine **out, di_model *model, const di_backend *backend, di_device *device,
-                           const di_memory_plan *plan, const di_tokenizer *tok, const di_engine_options *options,
-                           di_error *err);
+di_status di_core_create(di_core **out, di_model *model, const di_backend *backend, di_device *device,
+                         const di_memory_plan *plan, const di_tokenizer *tok, const di_core_options *options,
+                         di_error *err);
 /* Requests that still run vanish without an event. */
-void di_engine_destroy(di_engine *engine);
+void di_core_destroy(di_core *engine);
 
 /* Queues a request, first come first served. On error nothing is queued and no event comes: DI_ERR_REQUEST for an empty
  * prompt, an id outside the vocabulary, a prompt that the context or the KV memory can never hold; DI_ERR_RANGE for bad
  * parameters. */
-di_status di_engine_submit(di_engine *engine, const di_submission *submission, uint64_t *id, di_error *err);
+di_status di_core_submit(di_core *engine, const di_submission *submission, uint64_t *id, di_error *err);
 /* Takes effect before the next forward; the request keeps the text that it has. False when there is no such request. */
-bool di_engine_abort(di_engine *engine, uint64_t id);
-void di_engine_abort_all(di_engine *engine);
+bool di_core_abort(di_core *engine, uint64_t id);
+void di_core_abort_all(di_core *engine);
 
 /* One step: ends aborted requests, admits waiting ones, runs one forward. False when nothing is left to do. What goes
  * wrong is told by the events of the requests that it concerns. */
-bool di_engine_step(di_engine *engine);
+bool di_core_step(di_core *engine);
 /* Requests that are queued or running. */
-int64_t di_engine_pending(const di_engine *engine);
+int64_t di_core_pending(const di_core *engine);
 
-typedef struct di_engine_stats {
+typedef struct di_core_stats {
     int64_t n_steps, n_finished;
     int64_t prompt_tokens, output_tokens; /* rows of prompts that were run; tokens that were sampled */
     int64_t forward_ns, sample_ns;
@@ -114,8 +113,8 @@ typedef struct di_engine_stats {
     int32_t slots, slots_used;
     bool is_replay_exact; /* also when there is no replay */
     int64_t replay_keep;  /* 0: off */
-} di_engine_stats;
-void di_engine_stats_get(const di_engine *engine, di_engine_stats *out);
+} di_core_stats;
+void di_core_stats_get(const di_core *engine, di_core_stats *out);
 
 /* ---- opening a model folder ----------------------------------------------------------------------------------------
  */
@@ -150,7 +149,7 @@ di_status di_load_config(di_config *config, const di_load_options *options, di_e
 
 /* What a model takes on this machine. */
 typedef struct di_load_plan {
-    di_engine_options engine;
+    di_core_options engine;
     di_memory_plan memory;
     uint64_t kv_bytes, state_bytes; /* all blocks, all slots */
     uint64_t total_bytes;           /* weights (mapped), caches, workspace and scratch */
@@ -177,6 +176,6 @@ typedef struct di_loaded {
 di_status di_load_open(di_loaded *out, const di_load_options *options, di_error *err);
 void di_load_close(di_loaded *loaded);
 /* The engine of a loaded model, by its plan. */
-di_status di_load_engine(const di_loaded *loaded, di_engine **out, di_error *err);
+di_status di_load_core(const di_loaded *loaded, di_core **out, di_error *err);
 
 #endif

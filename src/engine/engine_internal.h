@@ -14,8 +14,8 @@ typedef struct di_sequence di_sequence;
 struct di_sequence {
     di_generation gen; /* what callbacks see; pointers into the fields below */
     di_sequence *next; /* in the waiting list */
-    di_engine *engine;
-    di_engine_callback callback;
+    di_core *engine;
+    di_core_callback callback;
     void *user;
 
     di_sampling sampling; /* max_tokens settled; stop strings owned (stop_memory) */
@@ -42,12 +42,12 @@ struct di_sequence {
     bool is_forcing;
 };
 
-struct di_engine {
+struct di_core {
     di_model *model; /* borrowed, with backend, device and tok */
     const di_backend *backend;
     di_device *device;
     const di_tokenizer *tok;
-    di_engine_options options;
+    di_core_options options;
     int64_t keep; /* of the replay; 0 = off */
     int32_t n_vocab, eos_id;
     di_forward *forward;
@@ -63,7 +63,7 @@ struct di_engine {
     di_seq_rows *rows;   /* owned [seqs_max]: the batch of a step, and its sequences */
     di_sequence **batch; /* owned [seqs_max] */
     float *logits;       /* owned [n_vocab]: one row on the host */
-    di_engine_stats stats;
+    di_core_stats stats;
 };
 
 /* Rows at the end of a prompt that consumer layers run on: keep, or the exact bound for 0; 0 when replay is off.
@@ -71,7 +71,7 @@ struct di_engine {
 di_status di_replay_settle(const di_config *config, di_replay replay, int64_t keep, int64_t *settled, di_error *err);
 
 /* Checks the submission and makes a sequence of it. */
-di_status di_sequence_create(di_sequence **out, di_engine *engine, const di_submission *submission, di_error *err);
+di_status di_sequence_create(di_sequence **out, di_core *engine, const di_submission *submission, di_error *err);
 void di_sequence_destroy(di_sequence *s);
 
 /* Samples (or forces) the next token from logits [n_vocab] on the host, appends it, sends its events and applies the

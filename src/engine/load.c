@@ -91,7 +91,7 @@ di_status di_load_plan_make(di_load_plan *plan, const di_config *c, const di_loa
     if ((st = backend->device->info(device, &info, err)))
         return st;
     plan->free_bytes = info.memory_free_bytes;
-    plan->engine = (di_engine_options){
+    plan->engine = (di_core_options){
         .seqs_max = o->seqs_max,
         .batch_tokens_max = o->batch_tokens_max,
         .chunk_max = o->chunk_max,
@@ -222,6 +222,6 @@ void di_load_close(di_loaded *l) {
     memset(l, 0, sizeof *l);
 }
 
-di_status di_load_engine(const di_loaded *l, di_engine **out, di_error *err) {
-    return di_engine_create(out, l->model, &l->backend, l->device, &l->plan.memory, l->tok, &l->plan.engine, err);
+di_status di_load_core(const di_loaded *l, di_core **out, di_error *err) {
+    return di_core_create(out, l->model, &l->backend, l->device, &l->plan.memory, l->tok, &l->plan.engine, err);
 }

@@ -14,7 +14,7 @@
 /* ---- making -------------------------------------------------------------------------------------------------------
  */
 
-static di_status check_prompt(const di_engine *e, const di_submission *sub, di_error *err) {
+static di_status check_prompt(const di_core *e, const di_submission *sub, di_error *err) {
     if (sub->n_ids == 0)
         return di_fail(err, DI_ERR_REQUEST, "the prompt is empty: expected at least one token");
     if (sub->n_ids >= (uint64_t)e->options.context_max)
@@ -94,7 +94,7 @@ static di_status on_parsed(void *user, const di_parser_event *parsed, di_error *
     di_sequence *s = user;
     if (!s->callback || parsed->kind == DI_PARSER_DONE)
         return DI_OK;
-    return s->callback(s->user, &s->gen, &(di_engine_event){.kind = DI_ENGINE_OUTPUT, .parsed = parsed}, err);
+    return s->callback(s->user, &s->gen, &(di_core_event){.kind = DI_CORE_OUTPUT, .parsed = parsed}, err);
 }
 
 static di_status make_text(di_sequence *s, const di_submission *sub, di_error *err) {
@@ -117,7 +117,7 @@ static di_status make_text(di_sequence *s, const di_submission *sub, di_error *e
 }
 
 static di_status fill(di_sequence *s, const di_submission *sub, di_error *err) {
-    di_engine *e = s->engine;
+    di_core *e = s->engine;
     int64_t n_prompt = (int64_t)sub->n_ids;
     int64_t max_tokens = s->sampling.max_tokens > 0 ? s->sampling.max_tokens : MAX_TOKENS_DEFAULT;
     max_tokens = DI_MIN(max_tokens, e->options.context_max - n_prompt);
@@ -170,7 +170,7 @@ static di_status fill(di_sequence *s, const di_submission *sub, di_error *err) {
     return DI_OK;
 }
 
-di_status di_sequence_create(di_sequence **out, di_engine *engine, const di_submission *sub, di_error *err) {
+di_status di_sequence_create(di_sequence **out, di_core *engine, const di_submission *sub, di_error *err) {
     di_status st = di_sampling_check(&sub->sampling, err);
     if (st || (st = check_prompt(engine, sub, err)))
         return st;
@@ -235,7 +235,7 @@ static di_status send_text(di_sequence *s, size_t from, di_error *err) {
     show_text(s);
     if (!s->callback || s->text.len == from)
         return DI_OK;
-    di_engine_event event = {.kind = DI_ENGINE_TEXT, .text = s->gen.text + from, .len = s->text.len - from};
+    di_core_event event = {.kind = DI_CORE_TEXT, .text = s->gen.text + from, .len = s->text.len - from};
     return s->callback(s->user, &s->gen, &event, err);
 }
 
@@ -317,7 +317,7 @@ static void end(di_sequence *s, di_finish reason) {
  */
 
 static di_status next_token(di_sequence *s, const float *logits, int32_t *token, di_error *err) {
-    di_engine *e = s->engine;
+    di_core *e = s->engine;
     int64_t n = s->gen.n_tokens;
     float *logprob = NULL;
     di_logprob *top = NULL;
@@ -358,7 +358,7 @@ static di_status advance(di_sequence *s, const float *logits, di_error *err) {
         s->gen.first_ns = s->gen.last_ns;
     if (s->parser && di_parser_is_reasoning(s->parser))
         s->gen.reasoning_tokens++;
-    if (s->callback && (st = s->callback(s->user, &s->gen, &(di_engine_event){.kind = DI_ENGINE_TOKEN}, err)))
+    if (s->callback && (st = s->callback(s->user, &s->gen, &(di_core_event){.kind = DI_CORE_TOKEN}, err)))
         return st;
 
     if (token == s->engine->eos_id && !s->sampling.ignore_eos) {
@@ -395,5 +395,5 @@ void di_sequence_fail(di_sequence *s, const di_error *error) {
 
 void di_sequence_done(di_sequence *s) {
     if (s->callback)
-        s->callback(s->user, &s->gen, &(di_engine_event){.kind = DI_ENGINE_DONE}, NULL);
+        s->callback(s->user, &s->gen, &(di_core_event){.kind = DI_CORE_DONE}, NULL);
 }

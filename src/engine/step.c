@@ -8,7 +8,7 @@
 #include "engine_internal.h"
 
 static void hold(di_sequence *s) {
-    di_engine *e = s->engine;
+    di_core *e = s->engine;
     s->n_blocks = s->blocks_max;
     e->stats.blocks_used_max = DI_MAX(e->stats.blocks_used_max, di_kv_pool_used(&e->kv.blocks));
     s->gen.start_ns = di_clock_ns();
@@ -16,7 +16,7 @@ static void hold(di_sequence *s) {
 
 /* Gives back what a finished sequence holds, sends its last event and frees it. It is in no list any more. */
 static void retire(di_sequence *s) {
-    di_engine *e = s->engine;
+    di_core *e = s->engine;
     if (s->n_blocks)
         di_kv_pool_release(&e->kv.blocks, s->blocks, s->n_blocks);
     if (s->slot >= 0)
@@ -28,7 +28,7 @@ static void retire(di_sequence *s) {
     di_sequence_destroy(s);
 }
 
-static void retire_finished(di_engine *e) {
+static void retire_finished(di_core *e) {
     int32_t kept = 0;
     for (int32_t i = 0; i < e->n_running; i++) {
         if (e->running[i]->gen.finish == DI_FINISH_NONE) {
@@ -53,7 +53,7 @@ static void retire_finished(di_engine *e) {
     }
 }
 
-static void end_aborted(di_engine *e) {
+static void end_aborted(di_core *e) {
     bool is_any = false;
     for (int32_t i = 0; i < e->n_running; i++) {
         if (!e->running[i]->is_aborted)
@@ -86,7 +86,7 @@ static void end_aborted(di_engine *e) {
     }
 }
 
-static void admit(di_engine *e) {
+static void admit(di_core *e) {
     while (e->waiting && e->n_running < e->options.seqs_max) {
         di_sequence *s = e->waiting;
         if (!di_kv_pool_alloc(&e->kv.slots, 1, &s->slot))
@@ -106,7 +106,7 @@ static void admit(di_engine *e) {
     }
 }
 
-static void add_rows(di_engine *e, di_sequence *s, int64_t n_rows, int32_t *n_seqs) {
+static void add_rows(di_core *e, di_sequence *s, int64_t n_rows, int32_t *n_seqs) {
     e->batch[*n_seqs] = s;
     e->rows[*n_seqs] = (di_seq_rows){
         .tokens = s->tokens,
@@ -121,7 +121,7 @@ static void add_rows(di_engine *e, di_sequence *s, int64_t n_rows, int32_t *n_se
     ++*n_seqs;
 }
 
-static int32_t form_batch(di_engine *e) {
+static int32_t form_batch(di_core *e) {
     int64_t budget = e->options.batch_tokens_max;
     int32_t n_seqs = 0;
     for (int32_t i = 0; i < e->n_running; i++) {
@@ -145,7 +145,7 @@ static int32_t form_batch(di_engine *e) {
 
 /* Every sequence of the batch advances by its rows; those with logits get a token. Logits come in the order of the
  * rows. */
-static void commit(di_engine *e, int32_t n_seqs, const float *logits) {
+static void commit(di_core *e, int32_t n_seqs, const float *logits) {
     int64_t row = 0;
     for (int32_t i = 0; i < n_seqs; i++) {
         di_sequence *s = e->batch[i];
@@ -167,7 +167,7 @@ static void commit(di_engine *e, int32_t n_seqs, const float *logits) {
     }
 }
 
-static void run(di_engine *e, int32_t n_seqs) {
+static void run(di_core *e, int32_t n_seqs) {
     di_batch batch = {
         .n_seqs = n_seqs,
         .seqs = e->rows,
@@ -191,7 +191,7 @@ static void run(di_engine *e, int32_t n_seqs) {
     e->stats.sample_ns += di_clock_ns() - forward_ns;
 }
 
-bool di_engine_step(di_engine *e) {
+bool di_core_step(di_core *e) {
     end_aborted(e);
     admit(e);
     int32_t n_seqs = form_batch(e);
@@ -199,5 +199,5 @@ bool di_engine_step(di_engine *e) {
         run(e, n_seqs);
         retire_finished(e);
     }
-    return di_engine_pending(e) > 0;
+    return di_core_pending(e) > 0;
 }

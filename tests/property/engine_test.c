@@ -15,10 +15,10 @@ typedef struct request {
     di_finish finish;
 } request;
 
-static di_status on_event(void *user, const di_generation *gen, const di_engine_event *event, di_error *err) {
+static di_status on_event(void *user, const di_generation *gen, const di_core_event *event, di_error *err) {
     (void)err;
     request *q = user;
-    if (event->kind != DI_ENGINE_DONE)
+    if (event->kind != DI_CORE_DONE)
         return DI_OK;
     q->n_done++;
     q->finish = gen->finish;
@@ -36,7 +36,7 @@ static size_t make_prompt(int kind, int32_t *ids) {
     return lens[kind];
 }
 
-static void submit(di_engine *engine, request *q, int kind, int64_t max_tokens) {
+static void submit(di_core *engine, request *q, int kind, int64_t max_tokens) {
     int32_t ids[140];
     size_t n = make_prompt(kind, ids);
     *q = (request){.kind = kind, .max_tokens = max_tokens};
@@ -48,25 +48,25 @@ static void submit(di_engine *engine, request *q, int kind, int64_t max_tokens) 
     sub.sampling.max_tokens = max_tokens;
     sub.sampling.ignore_eos = true;
     di_error err = {0};
-    di_test_ok(di_engine_submit(engine, &sub, &q->id, &err), &err);
+    di_test_ok(di_core_submit(engine, &sub, &q->id, &err), &err);
 }
 
-static void check_counts(const di_engine *engine) {
-    di_engine_stats s;
-    di_engine_stats_get(engine, &s);
+static void check_counts(const di_core *engine) {
+    di_core_stats s;
+    di_core_stats_get(engine, &s);
     assert_in_range(s.blocks_used, 0, s.blocks);
     assert_in_range(s.slots_used, 0, s.slots);
 }
 
-static void open_engine(di_loaded *loaded, uint64_t *rng, di_engine **engine) {
-    di_engine_options o = loaded->plan.engine;
+static void open_engine(di_loaded *loaded, uint64_t *rng, di_core **engine) {
+    di_core_options o = loaded->plan.engine;
     o.n_blocks = (int32_t)di_test_random_range(rng, 2, 6); /* the longest request needs two */
     o.seqs_max = (int32_t)di_test_random_range(rng, 1, 4);
     o.batch_tokens_max = di_test_random_range(rng, o.seqs_max, 64);
     o.chunk_max = di_test_random_range(rng, 1, 64);
     di_error err = {0};
-    di_test_ok(di_engine_create(engine, loaded->model, &loaded->backend, loaded->device, &loaded->plan.memory,
-                                loaded->tok, &o, &err),
+    di_test_ok(di_core_create(engine, loaded->model, &loaded->backend, loaded->device, &loaded->plan.memory,
+                              loaded->tok, &o, &err),
                &err);
 }
 
@@ -85,25 +85,25 @@ static void load_once(void) {
                                .context_max = 256};
     di_error err = {0};
     di_test_ok(di_load_open(&loaded, &options, &err), &err);
-    di_engine *engine;
-    di_test_ok(di_load_engine(&loaded, &engine, &err), &err);
+    di_core *engine;
+    di_test_ok(di_load_core(&loaded, &engine, &err), &err);
     for (int k = 0; k < KINDS; k++) {
         submit(engine, &alone[k], k, TOKENS_MAX);
-        while (di_engine_step(engine)) {
+        while (di_core_step(engine)) {
         }
         assert_int_equal(alone[k].n_tokens, TOKENS_MAX);
     }
-    di_engine_destroy(engine);
+    di_core_destroy(engine);
 }
 
 DI_PROPERTY(random_traffic_leaves_nothing_behind, 5) {
     uint64_t rng = seed;
     load_once();
-    di_engine *engine;
+    di_core *engine;
     open_engine(&loaded, &rng, &engine);
     request requests[REQUESTS] = {0};
     int n = 0;
-    while (n < REQUESTS || di_engine_pending(engine) > 0) {
+    while (n < REQUESTS || di_core_pending(engine) > 0) {
         while (n < REQUESTS && di_test_random(&rng) % 3 == 0) {
             submit(engine, &requests[n], (int)di_test_random_range(&rng, 0, KINDS - 1),
                    di_test_random_range(&rng, 1, TOKENS_MAX));
@@ -111,9 +111,9 @@ DI_PROPERTY(random_traffic_leaves_nothing_behind, 5) {
         }
         if (n > 0 && di_test_random(&rng) % 12 == 0) {
             const request *q = &requests[di_test_random(&rng) % (uint64_t)n];
-            assert_int_equal(di_engine_abort(engine, q->id), !q->n_done);
+            assert_int_equal(di_core_abort(engine, q->id), !q->n_done);
         }
-        di_engine_step(engine);
+        di_core_step(engine);
         check_counts(engine);
     }
     for (int i = 0; i < n; i++) {
@@ -126,12 +126,12 @@ DI_PROPERTY(random_traffic_leaves_nothing_behind, 5) {
         }
         assert_memory_equal(q->tokens, alone[q->kind].tokens, (size_t)q->n_tokens * sizeof *q->tokens);
     }
-    di_engine_stats s;
-    di_engine_stats_get(engine, &s);
+    di_core_stats s;
+    di_core_stats_get(engine, &s);
     assert_int_equal(s.blocks_used, 0);
     assert_int_equal(s.slots_used, 0);
     assert_int_equal(s.n_finished, REQUESTS);
-    di_engine_destroy(engine);
+    di_core_destroy(engine);
 }
 
 static int close_all(void **state) {

@@ -11,7 +11,7 @@
 
 typedef struct rig {
     di_loaded loaded;
-    di_engine *engine;
+    di_core *engine;
 } rig;
 
 static di_load_options rig_options(void) {
@@ -27,11 +27,11 @@ static di_load_options rig_options(void) {
 static void rig_open(rig *r, const di_load_options *options) {
     di_error err = {0};
     di_test_ok(di_load_open(&r->loaded, options, &err), &err);
-    di_test_ok(di_load_engine(&r->loaded, &r->engine, &err), &err);
+    di_test_ok(di_load_core(&r->loaded, &r->engine, &err), &err);
 }
 
 static void rig_close(rig *r) {
-    di_engine_destroy(r->engine);
+    di_core_destroy(r->engine);
     di_load_close(&r->loaded);
 }
 
@@ -48,7 +48,7 @@ typedef struct outcome {
     uint64_t seed;
     di_strbuf text, streamed;
     /* to be done from the callback */
-    di_engine *engine;
+    di_core *engine;
     uint64_t id;
     int64_t abort_at; /* abort after this many tokens; 0: never */
     di_status break_at_text;
@@ -60,17 +60,17 @@ static void outcome_reset(outcome *o) {
     *o = (outcome){0};
 }
 
-static di_status on_event(void *user, const di_generation *gen, const di_engine_event *event, di_error *err) {
+static di_status on_event(void *user, const di_generation *gen, const di_core_event *event, di_error *err) {
     outcome *o = user;
-    if (event->kind == DI_ENGINE_TEXT) {
+    if (event->kind == DI_CORE_TEXT) {
         di_strbuf_append(&o->streamed, event->text, event->len);
         if (o->break_at_text)
             return di_fail(err, o->break_at_text, "nobody listens");
-    } else if (event->kind == DI_ENGINE_TOKEN) {
+    } else if (event->kind == DI_CORE_TOKEN) {
         o->n_token_events++;
         if (o->abort_at == gen->n_tokens)
-            assert_true(di_engine_abort(o->engine, gen->id));
-    } else if (event->kind == DI_ENGINE_DONE) {
+            assert_true(di_core_abort(o->engine, gen->id));
+    } else if (event->kind == DI_CORE_DONE) {
         o->n_done++;
         o->finish = gen->finish;
         o->error = gen->error;
@@ -99,7 +99,7 @@ static di_status submit_ids(rig *r, outcome *o, const int32_t *ids, size_t n, co
     outcome_reset(o);
     o->engine = r->engine;
     di_submission sub = {.ids = ids, .n_ids = n, .sampling = *s, .callback = on_event, .user = o};
-    return di_engine_submit(r->engine, &sub, &o->id, err);
+    return di_core_submit(r->engine, &sub, &o->id, err);
 }
 
 static void submit_text(rig *r, outcome *o, const char *text, const di_sampling *s) {
@@ -111,13 +111,13 @@ static void submit_text(rig *r, outcome *o, const char *text, const di_sampling 
 }
 
 static void run_all(rig *r) {
-    while (di_engine_step(r->engine)) {
+    while (di_core_step(r->engine)) {
     }
-    di_engine_stats stats;
-    di_engine_stats_get(r->engine, &stats);
+    di_core_stats stats;
+    di_core_stats_get(r->engine, &stats);
     assert_int_equal(stats.blocks_used, 0); /* every block and slot came back, whatever happened */
     assert_int_equal(stats.slots_used, 0);
-    assert_int_equal(di_engine_pending(r->engine), 0);
+    assert_int_equal(di_core_pending(r->engine), 0);
 }
 
 static void generate(rig *r, outcome *o, const char *text, const di_sampling *s) {
@@ -439,16 +439,16 @@ static void aborted_requests_keep_their_text_and_free_everything(void **state) {
     running.abort_at = 10;
     submit_text(&r, &chunked, stories[4], &s);
     submit_text(&r, &waiting, stories[1], &s);
-    di_engine_step(r.engine);
+    di_core_step(r.engine);
     /* The second request is between two chunks of its prompt, the third is not admitted. */
-    di_engine_stats stats;
-    di_engine_stats_get(r.engine, &stats);
+    di_core_stats stats;
+    di_core_stats_get(r.engine, &stats);
     assert_int_equal(stats.slots_used, 2);
-    assert_true(di_engine_abort(r.engine, chunked.id));
-    assert_true(di_engine_abort(r.engine, waiting.id));
-    assert_false(di_engine_abort(r.engine, 12345));
-    di_engine_step(r.engine);
-    di_engine_stats_get(r.engine, &stats);
+    assert_true(di_core_abort(r.engine, chunked.id));
+    assert_true(di_core_abort(r.engine, waiting.id));
+    assert_false(di_core_abort(r.engine, 12345));
+    di_core_step(r.engine);
+    di_core_stats_get(r.engine, &stats);
     assert_int_equal(stats.slots_used, 1);
     assert_int_equal(chunked.n_done, 1);
     assert_int_equal(chunked.finish, DI_FINISH_ABORT);
@@ -513,7 +513,7 @@ static void forced_tokens_follow_their_trigger_once(void **state) {
                          .n_force = 3,
                          .callback = on_event,
                          .user = &o};
-    di_test_ok(di_engine_submit(r.engine, &sub, NULL, &err), &err);
+    di_test_ok(di_core_submit(r.engine, &sub, NULL, &err), &err);
     run_all(&r);
     int64_t at = 0;
     while (free_run.tokens[at] != free_run.tokens[3])
@@ -546,8 +546,8 @@ static void exact_replay_changes_nothing(void **state) {
         options.chunk_max = 64 - 7 * i;
         rig r;
         rig_open(&r, &options);
-        di_engine_stats stats;
-        di_engine_stats_get(r.engine, &stats);
+        di_core_stats stats;
+        di_core_stats_get(r.engine, &stats);
         assert_int_equal(stats.replay_keep, i ? 253 : 0); /* (8 - 4) * (64 - 1) + 1 */
         assert_true(stats.is_replay_exact);
         di_sampling s = greedy(12);
@@ -576,8 +576,8 @@ static void replay_keep_below_the_window_is_refused(void **state) {
     options.replay_keep = 70;
     rig r;
     rig_open(&r, &options);
-    di_engine_stats stats;
-    di_engine_stats_get(r.engine, &stats);
+    di_core_stats stats;
+    di_core_stats_get(r.engine, &stats);
     assert_false(stats.is_replay_exact);
     rig_close(&r);
 }
@@ -656,9 +656,9 @@ void *realloc(void *p, size_t n) {
 }
 #endif
 
-static di_status count_only(void *user, const di_generation *gen, const di_engine_event *event, di_error *err) {
+static di_status count_only(void *user, const di_generation *gen, const di_core_event *event, di_error *err) {
     (void)gen, (void)err;
-    if (event->kind == DI_ENGINE_DONE)
+    if (event->kind == DI_CORE_DONE)
         ++*(int *)user;
     return DI_OK;
 }
@@ -689,14 +689,14 @@ static void decode_steps_allocate_nothing(void **state) {
             s.n_stop = 2, s.stop = stops, s.stop_len = lens;
         di_submission sub = {.ids = ids, .n_ids = 5, .sampling = s, .callback = count_only, .user = &n_done};
         di_error err = {0};
-        di_test_ok(di_engine_submit(r.engine, &sub, NULL, &err), &err);
+        di_test_ok(di_core_submit(r.engine, &sub, NULL, &err), &err);
     }
     for (int i = 0; i < 8; i++)
-        di_engine_step(r.engine); /* prompts, and the first steps of every kind */
+        di_core_step(r.engine); /* prompts, and the first steps of every kind */
     int64_t before = n_allocations;
     assert_true(before > 0);
     for (int i = 0; i < 70; i++)
-        assert_true(di_engine_step(r.engine));
+        assert_true(di_core_step(r.engine));
     assert_int_equal(n_allocations - before, 0);
     assert_int_equal(n_done, 0);
     rig_close(&r);
