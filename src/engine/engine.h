@@ -1,11 +1,13 @@
 /* The engine: requests over time, from prompt ids to text, on one model.
  *
- * Owns: sequences and their states, admission, the step loop that mixes prompt chunks and decode rows in one forward,
- * KV blocks and state slots (kv/), sampling (sample/), stop rules, incremental text; opening a model folder with
- * everything that running it needs (di_load). Knows no JSON and no protocol; never sees a weight.
+ * Owns: sequences and their states, the scheduler (sched/: admission, fairness, batch forming, preemption), KV blocks,
+ * state slots and the prefix cache (kv/), the step loop that overlaps the host's work with the forward that runs,
+ * sampling (sample/), stop rules, incremental text; opening a model folder with everything that running it needs
+ * (di_load). Knows no JSON and no protocol; never sees a weight.
  *
- * The engine is synchronous: di_core_step runs one forward and tells callbacks what came of it. One thread at a time
- * may use an engine. A request that can't be done fails alone, at submit or by its DONE event; the engine goes on. */
+ * One thread at a time may use a core; the forward and the sampling run on a thread of the core's own, one step behind
+ * (or ahead, seen from there). A request that can't be done fails alone, at submit or by its DONE event; the engine
+ * goes on. Two cores in one process share nothing. */
 #ifndef DI_ENGINE_H
 #define DI_ENGINE_H
 
@@ -17,31 +19,40 @@
 /* ---- requests -----------------------------------------------------------------------------------------------------
  */
 
-/* A request as far as it has come. Borrowed by callbacks; everything in it is gone after the DONE event. */
+/* A sample of a request as far as it has come. Borrowed by callbacks; everything in it is gone after the DONE event. */
 typedef struct di_generation {
-    uint64_t id;      /* as given by di_core_submit */
+    uint64_t id;      /* of the request, as given by di_core_submit */
+    int32_t index;    /* which of its n samples, from 0 */
     di_finish finish; /* NONE while it runs; STOP, LENGTH, ABORT or ERROR in the DONE event, TOOL_CALLS with a parser */
-    di_error error;   /* of ERROR */
+    di_error error;   /* of ERROR: DI_ERR_CANCELLED when the deadline passed */
     int64_t n_prompt, n_tokens;
+    int64_t n_cached;      /* prompt tokens that came from the prefix cache or from sample 0 */
+    const int32_t *prompt; /* [n_prompt] */
     const int32_t *tokens; /* output [n_tokens], an end mark that ended it included */
     const float *logprobs; /* [n_tokens]; NULL unless asked for */
     const di_logprob *top; /* [n_tokens, n_top]; entries with token -1 are not there; NULL unless asked for */
     int32_t n_top;
+    const float *prompt_logprobs; /* [n_prompt], the first is NaN; whole from the first TOKEN event on; NULL unless
+                                     asked for */
+    const di_logprob *prompt_top; /* [n_prompt, n_prompt_top]; the first row has no entries */
+    int32_t n_prompt_top;
     const char *text; /* decoded output that is certain, without end mark and stop string */
     size_t text_len;
-    int64_t stop_hit; /* index of the stop string that ended it, -1 = none */
+    int64_t stop_hit;   /* index of the stop string that ended it, -1 = none */
+    int32_t stop_token; /* the stop token id that ended it, -1 = none; the model's own end mark is none */
     int64_t reasoning_tokens;
     bool has_seed; /* false: greedy, and none was given */
-    uint64_t seed;
+    uint64_t seed; /* of this sample: the request's seed + index */
     int64_t submit_ns, start_ns, first_ns,
-        last_ns; /* monotonic: submitted, admitted, first and last token; 0 = not yet */
+        last_ns;         /* monotonic: submitted, admitted, first and last token; 0 = not yet */
+    int32_t n_preempted; /* how often its memory was taken for others */
 } di_generation;
 
 typedef enum di_core_event_kind {
     DI_CORE_TEXT,   /* text: a piece of the output that is certain now (requests without a parser) */
     DI_CORE_OUTPUT, /* parsed: an event of the output parser */
     DI_CORE_TOKEN,  /* a token was added; comes before the text that it releases */
-    DI_CORE_DONE    /* the last event of every request that was submitted */
+    DI_CORE_DONE    /* the last event of every sample of a request that was submitted */
 } di_core_event_kind;
 
 typedef struct di_core_event {
@@ -51,19 +62,30 @@ typedef struct di_core_event {
     const di_parser_event *parsed;
 } di_core_event;
 
-/* Called from di_core_step. It may submit and abort requests. A status other than DI_OK ends the request with that
+/* Called from di_core_step. It may submit and abort requests. A status other than DI_OK ends the sample with that
  * error (its DONE event follows); the status for DONE is ignored. */
 typedef di_status (*di_core_callback)(void *user, const di_generation *gen, const di_core_event *event, di_error *err);
 
 typedef struct di_submission {
     const int32_t *ids; /* prompt [n_ids]; copied */
     size_t n_ids;
-    di_sampling sampling; /* max_tokens 0: 8192; always cut to what the context leaves. Stop strings are copied */
+    di_sampling sampling; /* max_tokens 0: 8192; always cut to what the context leaves. Its lists are copied */
+    int32_t n;            /* samples; 0 is 1. Sample j is what the request alone gives with seed + j */
     const di_parser_options *parse; /* NULL: plain text. Its stop strings are ignored for those of sampling. Copied */
     /* When the token force_after has been sampled, force_ids [n_force] follow, once; n_force 0: never. Copied. */
     int32_t force_after;
     const int32_t *force_ids;
     size_t n_force;
+    /* The first output tokens, given; n_forced_first 0: none. Copied. */
+    const int32_t *forced_first;
+    size_t n_forced_first;
+
+    int32_t priority;   /* lower goes first */
+    const char *caller; /* who asks, for fair shares; NULL: nobody in particular. Copied */
+    size_t caller_len;
+    const char *cache_salt; /* requests share cached prefixes only with the same salt. Copied */
+    size_t cache_salt_len;
+    int64_t deadline_ns; /* monotonic time after which the request ends with DI_ERR_CANCELLED; 0: none */
     di_core_callback callback;
     void *user;
 } di_submission;
@@ -78,9 +100,20 @@ typedef struct di_core_options {
     int64_t batch_tokens_max; /* rows of one step, at least seqs_max */
     int64_t chunk_max;        /* prompt rows of one sequence in one step */
     int64_t context_max;      /* prompt and output of one sequence */
+    int64_t context_sum_max;  /* sum of the contexts of the rows of one step; 0: no limit */
+    int64_t logits_max;       /* rows of one step that can have logits; at least seqs_max */
     int32_t n_blocks;         /* KV blocks */
+    int32_t n_snapshots;      /* state slots for window snapshots of the prefix cache */
+    int64_t queue_max;        /* samples that wait; more are refused as busy. 0: no limit */
     di_replay replay;
     int64_t replay_keep; /* 0: the exact bound */
+    bool has_prefix_cache;
+    bool is_sync;                 /* every step is finished before the next is formed */
+    int64_t ttft_goal_ns;         /* time to first token that the scheduler aims at; 0: none */
+    int64_t tpot_goal_ns;         /* time per output token, likewise */
+    int64_t log_interval_steps;   /* steps between lines of statistics in the log; 0: none */
+    const struct di_trace *trace; /* borrowed; NULL: none */
+    uint8_t identity[16];         /* of model, numerics and replay setting: part of every prefix hash */
 } di_core_options;
 
 /* model and tok (NULL: no text, outputs are ids) are borrowed. The plan is that of the model's options. DI_ERR_ARG for
@@ -89,32 +122,57 @@ di_status di_core_create(di_core **out, di_model *model, const di_backend *backe
                          const di_memory_plan *plan, const di_tokenizer *tok, const di_core_options *options,
                          di_error *err);
 /* Requests that still run vanish without an event. */
-void di_core_destroy(di_core *engine);
+void di_core_destroy(di_core *core);
 
-/* Queues a request, first come first served. On error nothing is queued and no event comes: DI_ERR_REQUEST for an empty
- * prompt, an id outside the vocabulary, a prompt that the context or the KV memory can never hold; DI_ERR_RANGE for bad
- * parameters. */
-di_status di_core_submit(di_core *engine, const di_submission *submission, uint64_t *id, di_error *err);
-/* Takes effect before the next forward; the request keeps the text that it has. False when there is no such request. */
-bool di_core_abort(di_core *engine, uint64_t id);
-void di_core_abort_all(di_core *engine);
+/* Queues a request. On error nothing is queued and no event comes: DI_ERR_REQUEST for an empty prompt, an id outside
+ * the vocabulary, a prompt that the context or the KV memory can never hold; DI_ERR_RANGE for bad parameters;
+ * DI_ERR_BUSY when the queue is full or the core drains. */
+di_status di_core_submit(di_core *core, const di_submission *submission, uint64_t *id, di_error *err);
+/* Takes effect before the next step is formed; the request keeps the text that it has. False when there is no such
+ * request. */
+bool di_core_abort(di_core *core, uint64_t id);
+void di_core_abort_all(di_core *core);
+/* From now on submissions are refused; what is queued and running goes on to its end. */
+void di_core_drain(di_core *core);
 
-/* One step: ends aborted requests, admits waiting ones, runs one forward. False when nothing is left to do. What goes
- * wrong is told by the events of the requests that it concerns. */
-bool di_core_step(di_core *engine);
-/* Requests that are queued or running. */
-int64_t di_core_pending(const di_core *engine);
+/* One turn of the loop: ends aborted and late requests, admits waiting ones, launches the next step and finishes the
+ * one before. False when nothing is left to do. What goes wrong is told by the events of the requests that it concerns.
+ */
+bool di_core_step(di_core *core);
+/* Samples that are queued or running. */
+int64_t di_core_pending(const di_core *core);
 
+/* Counters since the start and the state now (engine.md 1.7). */
 typedef struct di_core_stats {
-    int64_t n_steps, n_finished;
-    int64_t prompt_tokens, output_tokens; /* rows of prompts that were run; tokens that were sampled */
-    int64_t forward_ns, sample_ns;
-    int32_t blocks, blocks_used, blocks_used_max;
-    int32_t slots, slots_used;
+    int64_t n_steps, n_prefill_steps, n_decode_steps; /* a step with prompt rows counts as prefill */
+    int64_t n_submitted, n_finished;                  /* samples; finished in any way */
+    int64_t n_stop, n_length, n_abort, n_error;       /* by reason */
+    int64_t n_refused_busy, n_refused_invalid;        /* at submit */
+    int64_t n_expired;                                /* deadline passed; part of n_error */
+    int64_t n_dropped;                                /* tokens computed for a sample that had ended meanwhile */
+    int64_t n_preempted, n_forked;
+    int64_t prompt_tokens, cached_tokens, output_tokens; /* prompt rows run, prompt tokens not run, tokens sampled */
+    int64_t recomputed_tokens;                           /* rows run again after a preemption or for a window */
+    int64_t ttft_goal_missed, tpot_goal_missed;          /* samples */
+    int64_t ttft_gave_way, tpot_gave_way;                /* steps where one goal was given up for the other */
+    int64_t forward_ns, sample_ns;                       /* on the core's own thread */
+    int64_t host_ns;                                     /* of the loop, without waiting */
+    int64_t wait_ns; /* the core's thread had nothing to run while requests were running */
+    int64_t ttft_sum_ns, ttft_max_ns, n_ttft;
+    int64_t queue_sum_ns;                                   /* submit to admission, of n_ttft samples */
+    int64_t finished_prompt_tokens, finished_output_tokens; /* of finished samples */
+    int64_t context_sum, context_max;                       /* of the last step's rows: sum of k, largest k */
+    int64_t step_rows;                                      /* rows of the last step */
+    double steps_per_s, tokens_per_s;                       /* of the last log interval */
+    int32_t n_running, n_waiting, n_chunking;               /* chunking: prompts that are partly run */
+    int32_t blocks, blocks_used, blocks_used_max,
+        blocks_cached; /* used: by sequences; cached: held by the cache alone */
+    int32_t slots, slots_used, snapshots;
+    int64_t cache_queries, cache_hits, cache_evicted_blocks, cache_evicted_snapshots;
     bool is_replay_exact; /* also when there is no replay */
     int64_t replay_keep;  /* 0: off */
 } di_core_stats;
-void di_core_stats_get(const di_core *engine, di_core_stats *out);
+void di_core_stats_get(const di_core *core, di_core_stats *out);
 
 /* ---- opening a model folder ----------------------------------------------------------------------------------------
  */
@@ -135,6 +193,10 @@ typedef struct di_load_options {
     int64_t kv_bytes;    /* 0: planned */
     di_replay replay;
     int64_t replay_keep;
+    bool has_prefix_cache;
+    bool is_sync;
+    int64_t queue_max, context_sum_max, ttft_goal_ns, tpot_goal_ns, log_interval_steps;
+    const struct di_trace *trace;
     void (*progress)(void *user, uint64_t done, uint64_t total); /* of the weights; NULL: none */
     void *user;
 } di_load_options;
