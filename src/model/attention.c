@@ -64,6 +64,22 @@ di_status di_block_window_keys(di_forward *fw, int32_t layer, const di_row_set *
     return di_show(fw, name, "window_records", DI_U8, n, (int64_t)fw->model->layout.win_bytes, fw->ws.records);
 }
 
+di_status di_block_window_store(di_forward *fw, int32_t layer, int32_t set) {
+    const di_ops *ops = fw->model->backend.ops;
+    const di_row_set *rs = &fw->set[set];
+    di_ring_store_args args = {
+        .rows = &rs->rows, .records = fw->ws.records, .store_from = rs->store_from, .ring = window_ring(fw, layer)};
+    DI_TRY(ops->ring_store(fw->stream, &args));
+    if (!fw->n_snapshots || (set && fw->is_replay)) /* without replay both sets have the same rows */
+        return DI_OK;
+    di_rows rows = fw->snap.rows;
+    args.rows = &rows;
+    args.store_from = fw->snap.store_from;
+    for (int32_t pass = 0; pass < di_snapshot_passes(&fw->model->config); pass++, rows.seq += fw->model->rows_max)
+        DI_TRY(ops->ring_store(fw->stream, &args));
+    return DI_OK;
+}
+
 /* Scores the visible entries of the key source and keeps the best; ws.idx serves the layers of the group after it. */
 static di_status select_entries(di_forward *fw, int32_t layer, const di_row_set *rs, di_act x, di_act qrq) {
     const di_model *mo = fw->model;
@@ -152,8 +168,7 @@ static di_status attend(di_forward *fw, int32_t layer, const di_row_set *rs, boo
 }
 
 di_status di_block_attention(di_forward *fw, int32_t layer, int32_t set, di_act x, bool compressed_done, di_act f) {
-    const di_model *mo = fw->model;
-    const di_config *c = &mo->config;
+    const di_config *c = &fw->model->config;
     const di_row_set *rs = &fw->set[set];
     bool sparse = c->ratio[layer] > 0;
     di_act xq, qrq, q;
@@ -165,10 +180,7 @@ di_status di_block_attention(di_forward *fw, int32_t layer, int32_t set, di_act 
     if (di_config_is_index_source(c, layer))
         DI_TRY(select_entries(fw, layer, rs, x, qrq));
     DI_TRY(attend(fw, layer, rs, sparse, sparse, q, f));
-    return mo->backend.ops->ring_store(fw->stream, &(di_ring_store_args){.rows = &rs->rows,
-                                                                         .records = fw->ws.records,
-                                                                         .store_from = rs->store_from,
-                                                                         .ring = window_ring(fw, layer)});
+    return di_block_window_store(fw, layer, set);
 }
 
 di_status di_block_draft_attention(di_forward *fw, int32_t layer, di_act x, di_act f) {

@@ -3,7 +3,7 @@
  *
  * With ratio 2 a pair closes at its odd position; the partner may lie in an earlier forward, then its gate scores and
  * latent come from the compressor ring of the state slot. Runs for all rows of the forward, also for those that bounded
- * replay drops afterwards. */
+ * replay drops afterwards; rows whose entries are in the pages already (page_from) serve as partners alone. */
 #include "forward_internal.h"
 
 /* Pools the pairs that close in this forward into lat, then keeps the newest rows for later pairs. */
@@ -37,6 +37,17 @@ static di_status store(di_forward *fw, di_entries entries, di_act x, int32_t rat
         fw->stream, &(di_page_store_args){.rows = &fw->set[0].rows, .entries = entries, .x = x, .dst = dst});
 }
 
+/* The rows of x that make an entry. x was made from ws.z, which is free again. */
+static di_status entry_rows(di_forward *fw, di_entries entries, di_act x, di_act *out) {
+    *out = di_act_of(fw, fw->ws.z, entries.n, x.n_cols);
+    return fw->model->backend.ops->gather(fw->stream,
+                                          &(di_gather_args){.x = x.data,
+                                                            .out = out->data,
+                                                            .idx = entries.row,
+                                                            .n = entries.n,
+                                                            .row_bytes = di_dtype_bytes(x.dtype, (size_t)x.n_cols)});
+}
+
 di_status di_block_compress(di_forward *fw, int32_t layer, di_act x) {
     const di_model *mo = fw->model;
     const di_config *c = &mo->config;
@@ -44,18 +55,23 @@ di_status di_block_compress(di_forward *fw, int32_t layer, di_act x) {
     const di_ops *ops = mo->backend.ops;
     int32_t ratio = c->ratio[layer];
     di_entries entries = fw->entries[ratio];
+    bool is_whole = ratio == 1 && entries.n == x.n_rows; /* every row is an entry */
     di_act lat = di_act_of(fw, fw->ws.lat, entries.n, c->head_dim),
            n = di_act_of(fw, fw->ws.latn, entries.n, c->head_dim);
-    const float *cosv = ratio == 1 ? fw->set[0].cos_compressed : fw->ws.cos_pairs;
-    const float *sinv = ratio == 1 ? fw->set[0].sin_compressed : fw->ws.sin_pairs;
+    const float *cosv = is_whole ? fw->set[0].cos_compressed : fw->ws.cos_entries[ratio];
+    const float *sinv = is_whole ? fw->set[0].sin_compressed : fw->ws.sin_entries[ratio];
     char name[24];
     di_layer_name(fw, layer, name);
-    if (ratio == 1)
-        DI_TRY(di_linear(fw, x, &w->c_wkv, lat));
-    else
+    if (ratio == 2)
         DI_TRY(pool_pairs(fw, layer, x, lat));
     if (!entries.n)
         return DI_OK;
+    if (ratio == 1) {
+        di_act own = x;
+        if (!is_whole)
+            DI_TRY(entry_rows(fw, entries, x, &own));
+        DI_TRY(di_linear(fw, own, &w->c_wkv, lat));
+    }
     DI_TRY(di_norm(fw, lat, w->c_norm, n));
     if (di_config_is_index_k_source(c, layer)) { /* from the vector before RoPE */
         di_act k = di_act_of(fw, fw->ws.ikey, entries.n, c->index_dim),

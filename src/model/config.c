@@ -642,6 +642,22 @@ int64_t di_config_replay_exact(const di_config *c) {
     return (int64_t)(c->n_layers - c->first_consumer) * (c->window - 1) + 1;
 }
 
+/* The window record that layer l makes of position p is a function of the trunk that enters the layer at p. That trunk
+ * is exact in every rebuilt row at layer 0 (embeddings and n-grams come from the tokens), and each layer below l passes
+ * on what its window lacked: the record is exact from l*(W-1) rows behind the start on. The first row that continues
+ * reads back to W-1 positions before the border, and with layers 0 .. n-1 that makes n*(W-1) rows. The compressed
+ * entries that rebuilt rows choose from are in the pages.
+ * Draft keys are made of the trunk as it enters the last target layer t, so they are exact after (t+1)*(W-1) rows; with
+ * replay and targets behind the cut they come with the kept rows and need nothing. */
+int64_t di_config_window_span(const di_config *c, bool is_replay, bool with_draft) {
+    int32_t n = is_replay ? c->first_consumer : c->n_layers;
+    for (int32_t i = 0; with_draft && i < c->n_draft_targets; i++) {
+        if (!is_replay || c->draft_targets[i] < c->first_consumer)
+            n = DI_MAX(n, c->draft_targets[i] + 1);
+    }
+    return (int64_t)n * (c->window - 1);
+}
+
 /* ---- RoPE frequencies (3.4) -------------------------------------------------------------------------------------- */
 
 void di_config_inv_freq(const di_config *c, bool compressed, float *inv_freq) {

@@ -169,17 +169,17 @@ static di_status rope_tables(di_forward *fw, int k) {
     return mo->backend.ops->rope_table(fw->stream, &a);
 }
 
-static di_status pair_tables(di_forward *fw) {
+static di_status entry_tables(di_forward *fw, int32_t ratio) {
     const di_model *mo = fw->model;
-    if (!fw->entries[2].n)
+    if (!fw->entries[ratio].n)
         return DI_OK;
     return mo->backend.ops->rope_table(
-        fw->stream, &(di_rope_table_args){.pos = (const int32_t *)(const void *)(fw->ws.meta + fw->ml.ent_pos[2]),
-                                          .n_rows = fw->entries[2].n,
+        fw->stream, &(di_rope_table_args){.pos = (const int32_t *)(const void *)(fw->ws.meta + fw->ml.ent_pos[ratio]),
+                                          .n_rows = fw->entries[ratio].n,
                                           .n_freq = mo->config.rope_dim / 2,
                                           .inv_freq = mo->freq_compressed,
-                                          .cos = fw->ws.cos_pairs,
-                                          .sin = fw->ws.sin_pairs});
+                                          .cos = fw->ws.cos_entries[ratio],
+                                          .sin = fw->ws.sin_entries[ratio]});
 }
 
 di_status di_forward_start(di_forward *fw, di_act trunk, float **pre) {
@@ -238,7 +238,8 @@ static di_status take_tap(di_forward *fw, int32_t layer, di_act trunk) {
 static di_status draft_keys(di_forward *fw) {
     const di_model *mo = fw->model;
     const di_config *c = &mo->config;
-    const di_row_set *rs = &fw->set[c->draft_targets[0] >= c->first_consumer];
+    int32_t set = c->draft_targets[0] >= c->first_consumer;
+    const di_row_set *rs = &fw->set[set];
     int64_t n = rs->rows.n_rows, width = (int64_t)c->n_draft_targets * c->hidden;
     di_act taps = di_act_of(fw, fw->ws.taps, n, width), tq, cq;
     di_act proj = di_act_of(fw, fw->ws.z, n, c->hidden), main = di_act_of(fw, fw->ws.x, n, c->hidden);
@@ -249,12 +250,7 @@ static di_status draft_keys(di_forward *fw) {
     DI_TRY(di_act_quant(fw, main, fw->ws.xq, fw->ws.xq_scale, &cq));
     for (int32_t l = c->n_layers; l < c->n_layers + c->n_draft_layers; l++) {
         DI_TRY(di_block_window_keys(fw, l, rs, false, cq));
-        DI_TRY(mo->backend.ops->ring_store(
-            fw->stream, &(di_ring_store_args){.rows = &rs->rows,
-                                              .records = fw->ws.records,
-                                              .store_from = rs->store_from,
-                                              .ring = {fw->slots, mo->layout.slot_bytes, mo->layout.ring_offset[l],
-                                                       mo->layout.win_bytes, mo->layout.ring_len}}));
+        DI_TRY(di_block_window_store(fw, l, set));
     }
     return DI_OK;
 }
@@ -266,10 +262,10 @@ static di_status head(di_forward *fw, const uint8_t *trunk_data, const float *pr
     int64_t n = fw->set[1].rows.n_rows;
     di_act trunk = di_act_of(fw, (void *)(uintptr_t)trunk_data, n, (int64_t)c->hc_mult * c->hidden);
     di_act z = di_act_of(fw, fw->ws.z, n, c->hidden);
-    DI_TRY(mix(fw, trunk, pre, NULL, z, NULL));
     *logits = fw->ws.logits;
     if (!fw->n_logits)
         return DI_OK;
+    DI_TRY(mix(fw, trunk, pre, NULL, z, NULL));
     DI_TRY(
         gather(fw, z.data, fw->ws.x, fw->ml.logit_rows, fw->n_logits, (size_t)c->hidden * di_dtype_bytes(z.dtype, 1)));
     di_act h = di_act_of(fw, fw->ws.x, fw->n_logits, c->hidden), hn = di_act_of(fw, fw->ws.f, fw->n_logits, c->hidden);
@@ -308,7 +304,9 @@ static di_status run(di_forward *fw, const di_batch *batch, float **logits) {
     DI_TRY(tap_begin(fw, batch));
     DI_TRY(rope_tables(fw, 0));
     DI_TRY(rope_tables(fw, 1));
-    DI_TRY(pair_tables(fw));
+    if (fw->entries[1].n < fw->set[0].rows.n_rows) /* else an entry is a row, and so are its tables */
+        DI_TRY(entry_tables(fw, 1));
+    DI_TRY(entry_tables(fw, 2));
     uint8_t *trunk = fw->ws.trunk;
     float *pre;
     int32_t set = 0;
@@ -343,4 +341,23 @@ di_status di_forward_run(di_forward *fw, const di_batch *batch, float **logits, 
         err->message[0] = 0;
     di_status st = run(fw, batch, logits);
     return di_error_context(err, di_refused(fw, st), "forward of %d sequences", batch->n_seqs);
+}
+
+di_status di_forward_copy_units(di_forward *fw, uint8_t *base, size_t unit_bytes, const di_copy *copies, int32_t n,
+                                di_error *err) {
+    const di_model *mo = fw->model;
+    di_status st = DI_OK;
+    for (int32_t i = 0; i < n; i++) {
+        if (copies[i].dst < 0 || copies[i].src < 0)
+            return di_fail(err, DI_ERR_RANGE, "copy %d of %d: unit %d to unit %d, expected ids from 0 on", i, n,
+                           copies[i].src, copies[i].dst);
+    }
+    if (n > 0)
+        st = mo->backend.device->stream_sync(fw->stream, err);
+    for (int32_t i = 0; i < n && !st; i++) {
+        if (copies[i].dst != copies[i].src)
+            st = mo->backend.device->copy(mo->device, base + (size_t)copies[i].dst * unit_bytes,
+                                          base + (size_t)copies[i].src * unit_bytes, unit_bytes, err);
+    }
+    return di_error_context(err, st, "copying %d units of %zu bytes", n, unit_bytes);
 }

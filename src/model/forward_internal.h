@@ -40,7 +40,7 @@ typedef struct di_row_set {
 typedef struct di_workspace {
     uint8_t *meta; /* all integer arrays of a batch: filled on the host, sent in one copy */
     float *cos_window[2], *sin_window[2], *cos_compressed[2], *sin_compressed[2]; /* producers, consumers */
-    float *cos_pairs, *sin_pairs;                                                 /* entries of ratio-2 layers */
+    float *cos_entries[3], *sin_entries[3];                                       /* by ratio 1, 2 */
     uint8_t *trunk, *trunk_kept, *z, *x, *xq, *xq_scale;
     float *pre[3], *post, *comb;
     uint8_t *qa, *qr, *qrq, *qrq_scale, *q, *kv, *kvn, *records;
@@ -61,6 +61,17 @@ typedef struct di_workspace {
     float *base, *draft_logits, *conf;
 } di_workspace;
 
+/* Snapshots that a batch of rows_max rows and seqs_max sequences can have: a sequence of n rows meets at most n/128 + 1
+ * borders. */
+static inline int64_t di_snapshots_max(int64_t rows_max, int64_t seqs_max) {
+    return rows_max / DI_PAGE_TOKENS + seqs_max;
+}
+/* A row belongs to the windows of this many borders at most: as many passes store snapshots. 1 for windows up to 128.
+ */
+static inline int32_t di_snapshot_passes(const di_config *c) {
+    return DI_CEIL_DIV(c->window, DI_PAGE_TOKENS);
+}
+
 /* Offsets of the integer arrays in the metadata block, for a batch of rows_max rows and seqs_max sequences. */
 typedef struct di_meta_layout {
     struct {
@@ -73,7 +84,11 @@ typedef struct di_meta_layout {
     size_t keep;                                           /* [rows_max]: producer row of each consumer row */
     size_t logit_rows;                                     /* [logits_max]: consumer rows */
     size_t ent_row[3], ent_seq[3], ent_idx[3], ent_pos[3]; /* by ratio 1, 2 */
-    size_t skip;                                           /* [rows_max] u8: image rows */
+    struct {
+        size_t seq;                             /* [passes, rows_max]: snapshot of a row, or the last of the others */
+        size_t row0, n, pos0, slot, store_from; /* [snapshots_max + 1] */
+    } snap;
+    size_t skip; /* [rows_max] u8: image rows */
     size_t n_bytes;
 } di_meta_layout;
 
@@ -90,6 +105,9 @@ struct di_forward {
     di_entries entries[3];       /* by ratio */
     const uint8_t *skip_rows[2]; /* device, or NULL when no row is an image's; per set */
     bool compact;                /* set 1 has fewer rows than set 0 */
+    bool is_replay;
+    int32_t n_snapshots; /* 0: `snap` is not in use */
+    di_row_set snap;     /* rows of set 0 by snapshot instead of sequence; its seq array is that of the first pass */
     int32_t n_logits;
     const int32_t *pair_store_from;
     uint8_t *pages, *slots;
@@ -162,6 +180,8 @@ di_status di_block_ffn(di_forward *fw, int32_t layer, int32_t set, di_act x, di_
 di_status di_block_engram(di_forward *fw, int32_t layer, di_act trunk);
 /* Window keys of `x` for `layer`: wkv, kv_norm, RoPE, records in ws.records. */
 di_status di_block_window_keys(di_forward *fw, int32_t layer, const di_row_set *rs, bool compressed_rope, di_act xq);
+/* Puts ws.records of row set `set` into the layer's rings of the sequences' slots and of the snapshots' slots. */
+di_status di_block_window_store(di_forward *fw, int32_t layer, int32_t set);
 /* One layer's two sub-layers with their hyper-connections; *pre is the buffer in use and changes. */
 di_status di_block_run(di_forward *fw, int32_t layer, int32_t set, bool compressed_done, uint8_t *trunk, float **pre);
 

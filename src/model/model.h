@@ -88,6 +88,10 @@ static inline bool di_config_is_index_k_source(const di_config *c, int32_t l) {
 int32_t di_config_engram_index(const di_config *c, int32_t l);
 /* The smallest replay keep that is exact: (L - P0)*(W - 1) + 1 (model.md 3.9). */
 int64_t di_config_replay_exact(const di_config *c);
+/* Rows before a 128-token border that rebuild the window rings there exactly, given the KV pages up to the border
+ * (5.5): run them with valid_start at the first and page_from at the border. With replay the producers' rings are
+ * rebuilt, else all layers'; the draft module's come along. */
+int64_t di_config_window_span(const di_config *c, bool is_replay, bool with_draft);
 /* RoPE frequencies [R/2] of window-only layers, or of layers with a compressed cache (YaRN). (3.4) */
 void di_config_inv_freq(const di_config *c, bool compressed, float *inv_freq);
 /* Engram constants of the e-th Engram layer: multipliers [Ng], primes and offsets [(Ng-1)*He]. (3.2.2, 3.2.3)
@@ -184,6 +188,22 @@ typedef struct di_memory_plan {
  * checkpoint. */
 void di_model_plan(const di_config *config, const di_model_options *opt, di_memory_plan *out);
 
+/* Wish to keep the window state that a sequence has at a 128-token border inside its rows: after the forward, the
+ * window rings of state slot `slot` hold the records of positions [max(pos0, at - W), at), so that a copy of that slot
+ * continues from `at`. The slot is of the same array and no other sequence's or snapshot's of the batch. Where at - W <
+ * pos0, the older records must be there before: the caller copies the sequence's slot into it first
+ * (di_forward_copy_units).
+ *
+ * Replay off: the rings of all layers and of the draft module. With mask and compact, the rings of the producer layers
+ * alone (and the draft module's when its taps are producers'): the consumers' rings belong to the cut of one prompt,
+ * and whoever continues from a border runs the consumers over the rows from its own cut on. Compressor rings are not
+ * kept: ratio 1 has none, and with ratio 2 the pair of the odd position at - 1 has just closed, so that no later row
+ * reads a latent from before the border. */
+typedef struct di_ring_snapshot {
+    int64_t at; /* pos0 < at <= pos0 + n_rows, a multiple of 128 */
+    int32_t slot;
+} di_ring_snapshot;
+
 /* One sequence's rows of a forward. */
 typedef struct di_seq_rows {
     const int32_t *tokens; /* all tokens of the sequence from position 0, at least pos0 + n_rows of them; borrowed */
@@ -193,9 +213,12 @@ typedef struct di_seq_rows {
     int32_t slot;
     const int32_t *blocks; /* block table; covers pos0 + n_rows tokens */
     int32_t n_blocks;
-    int64_t rect;            /* first position that the consumer layers keep; 0 = all (3.9) */
-    int64_t valid_start;     /* window keys before it don't exist; usually 0 (5.5) */
-    const uint8_t *is_image; /* per position from 0, or NULL: no images */
+    int64_t rect;        /* first position that the consumer layers keep; 0 = all (3.9) */
+    int64_t valid_start; /* window keys before it don't exist; usually 0 (5.5) */
+    int64_t page_from;   /* rows before it write no KV pages: the pages hold them already; usually 0 */
+    int32_t n_snapshots;
+    const di_ring_snapshot *snapshots; /* [n_snapshots], borders rising; borrowed for the call */
+    const uint8_t *is_image;           /* per position from 0, or NULL: no images */
 } di_seq_rows;
 
 /* Where a forward shows its intermediate tensors (tests and debugging). `data` may be written: what follows then uses
@@ -218,6 +241,14 @@ void di_forward_destroy(di_forward *fw);
 /* Runs the batch: writes KV pages and rings, and the logits of the rows that asked for them, in row order.
  * *logits: device memory [sum of n_logits, V] fp32, valid until the next call. Bad arguments: DI_ERR_RANGE. */
 di_status di_forward_run(di_forward *fw, const di_batch *batch, float **logits, di_error *err);
+
+/* Copies whole units (KV pages or state slots) inside one device array: unit `src` to unit `dst`, in list order, after
+ * the forwards and rounds that fw ran before and before those that it runs next. DI_ERR_RANGE for a negative id. */
+typedef struct di_copy {
+    int32_t dst, src;
+} di_copy;
+di_status di_forward_copy_units(di_forward *fw, uint8_t *base, size_t unit_bytes, const di_copy *copies, int32_t n,
+                                di_error *err);
 
 /* One drafting round (dspark.md 4.4) for sequences whose last certain row is at position `last` (its main keys are in
  * the rings) and whose next token `token` is sampled but not run. */

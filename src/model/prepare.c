@@ -34,6 +34,25 @@ static void set_bind(di_forward *fw, int k, int32_t n_rows, int32_t n_seqs) {
     rs->sin_compressed = fw->ws.sin_compressed[k];
 }
 
+/* Rising borders inside the rows can't be more than di_snapshots_max in all. */
+static di_status check_snapshots(const di_forward *fw, int32_t s, const di_seq_rows *q) {
+    int64_t before = q->pos0;
+    for (int32_t k = 0; k < q->n_snapshots; k++) {
+        int64_t at = q->snapshots[k].at;
+        if (at <= before || at > q->pos0 + q->n_rows || at % DI_PAGE_TOKENS)
+            return di_fail(fw->err, DI_ERR_RANGE,
+                           "sequence %d of the batch: snapshot at position %lld, expected multiples of %d from %lld to "
+                           "%lld, rising",
+                           s, (long long)at, DI_PAGE_TOKENS, (long long)before + 1, (long long)q->pos0 + q->n_rows);
+        if (q->snapshots[k].slot < 0 || q->snapshots[k].slot == q->slot)
+            return di_fail(fw->err, DI_ERR_RANGE,
+                           "sequence %d of the batch: snapshot into slot %d, expected a slot other than its own, %d", s,
+                           q->snapshots[k].slot, q->slot);
+        before = at;
+    }
+    return DI_OK;
+}
+
 static di_status check_seq(const di_forward *fw, const di_batch *batch, int32_t s) {
     const di_model *mo = fw->model;
     const di_seq_rows *q = &batch->seqs[s];
@@ -57,7 +76,7 @@ static di_status check_seq(const di_forward *fw, const di_batch *batch, int32_t 
                            "sequence %d of the batch: token id %d at position %lld, expected 0 to %d", s, q->tokens[p],
                            (long long)p, mo->config.vocab - 1);
     }
-    return DI_OK;
+    return check_snapshots(fw, s, q);
 }
 
 /* Bounded replay needs all that consumers read of dropped rows to be made at the first of them (3.9). */
@@ -126,7 +145,7 @@ static void fill_entries(di_forward *fw, int32_t s, const di_seq_rows *q, int32_
     for (int r = 1; r <= 2; r++) {
         for (int32_t i = 0; i < q->n_rows; i++) {
             int64_t p = q->pos0 + i;
-            if ((p + 1) % r)
+            if ((p + 1) % r || p < q->page_from)
                 continue;
             int32_t at = fw->entries[r].n++;
             meta_i32(fw, m->ent_row[r])[at] = row0 + i;
@@ -135,6 +154,53 @@ static void fill_entries(di_forward *fw, int32_t s, const di_seq_rows *q, int32_
             meta_i32(fw, m->ent_pos[r])[at] = (int32_t)(p / r * r);
         }
     }
+}
+
+/* Regroups the rows of set 0 by snapshot: a border's sequence of rows is the window before it, as far as this forward
+ * has it. What lies in no window belongs to one more sequence, which stores nothing. Windows longer than 128 overlap;
+ * borders then take turns between the passes. */
+static void fill_snapshots(di_forward *fw, const di_batch *batch) {
+    const di_model *mo = fw->model;
+    const di_meta_layout *m = &fw->ml;
+    int32_t n_passes = di_snapshot_passes(&mo->config), n_rows = fw->set[0].rows.n_rows, n = 0;
+    const uint8_t *d = fw->ws.meta;
+    fw->n_snapshots = 0;
+    for (int32_t s = 0; s < batch->n_seqs; s++)
+        fw->n_snapshots += batch->seqs[s].n_snapshots;
+    if (!fw->n_snapshots)
+        return;
+    for (int32_t pass = 0; pass < n_passes; pass++)
+        for (int32_t i = 0; i < n_rows; i++)
+            meta_i32(fw, m->snap.seq)[pass * mo->rows_max + i] = fw->n_snapshots;
+    for (int32_t s = 0; s < batch->n_seqs; s++) {
+        const di_seq_rows *q = &batch->seqs[s];
+        int32_t row0 = meta_i32(fw, m->set[0].row0)[s];
+        for (int32_t k = 0; k < q->n_snapshots; k++, n++) {
+            int64_t at = q->snapshots[k].at, first = DI_MAX(q->pos0, at - mo->config.window);
+            int64_t pass = at / DI_PAGE_TOKENS % n_passes, row = row0 + (first - q->pos0);
+            meta_i32(fw, m->snap.row0)[n] = (int32_t)row;
+            meta_i32(fw, m->snap.n)[n] = (int32_t)(at - first);
+            meta_i32(fw, m->snap.pos0)[n] = (int32_t)first;
+            meta_i32(fw, m->snap.slot)[n] = q->snapshots[k].slot;
+            meta_i32(fw, m->snap.store_from)[n] = (int32_t)first;
+            for (int64_t i = 0; i < at - first; i++)
+                meta_i32(fw, m->snap.seq)[pass * mo->rows_max + row + i] = n;
+        }
+    }
+    meta_i32(fw, m->snap.row0)[n] = meta_i32(fw, m->snap.n)[n] = meta_i32(fw, m->snap.pos0)[n] = 0;
+    meta_i32(fw, m->snap.slot)[n] = 0;
+    meta_i32(fw, m->snap.store_from)[n] = INT32_MAX;
+    fw->snap.rows = (di_rows){
+        .n_rows = n_rows,
+        .n_seqs = n + 1,
+        .pos = fw->set[0].rows.pos,
+        .seq = (const int32_t *)(const void *)(d + m->snap.seq),
+        .row0 = (const int32_t *)(const void *)(d + m->snap.row0),
+        .n = (const int32_t *)(const void *)(d + m->snap.n),
+        .pos0 = (const int32_t *)(const void *)(d + m->snap.pos0),
+        .slot = (const int32_t *)(const void *)(d + m->snap.slot),
+    };
+    fw->snap.store_from = (const int32_t *)(const void *)(d + m->snap.store_from);
 }
 
 static di_status send(di_forward *fw) {
@@ -199,7 +265,9 @@ di_status di_forward_prepare(di_forward *fw, const di_batch *batch) {
     }
     set_bind(fw, 0, row[0], batch->n_seqs);
     set_bind(fw, 1, row[1], batch->n_seqs);
+    fill_snapshots(fw, batch);
     fw->compact = row[1] < row[0];
+    fw->is_replay = batch->replay != DI_REPLAY_OFF;
     fw->n_logits = li;
     for (int k = 0; k < 2; k++)
         fw->skip_rows[k] = image ? fw->ws.meta + m->skip + (size_t)k * (size_t)mo->rows_max : NULL;

@@ -53,6 +53,13 @@ static void cut_meta(di_meta_layout *m, const di_config *c, int64_t n, int64_t s
         m->ent_idx[r] = take_meta(&used, n, 4);
         m->ent_pos[r] = take_meta(&used, n, 4);
     }
+    int64_t n_snap = di_snapshots_max(n, s) + 1;
+    m->snap.seq = take_meta(&used, di_snapshot_passes(c) * n, 4);
+    m->snap.row0 = take_meta(&used, n_snap, 4);
+    m->snap.n = take_meta(&used, n_snap, 4);
+    m->snap.pos0 = take_meta(&used, n_snap, 4);
+    m->snap.slot = take_meta(&used, n_snap, 4);
+    m->snap.store_from = take_meta(&used, n_snap, 4);
     m->skip = take_meta(&used, 2 * n, 1);
     m->n_bytes = used;
 }
@@ -76,8 +83,10 @@ size_t di_workspace_cut(di_workspace *ws, di_meta_layout *ml, uint8_t *base, con
         ws->cos_compressed[k] = take(&at, n * half, 4);
         ws->sin_compressed[k] = take(&at, n * half, 4);
     }
-    ws->cos_pairs = take(&at, n * half, 4);
-    ws->sin_pairs = take(&at, n * half, 4);
+    for (int r = 1; r <= 2; r++) {
+        ws->cos_entries[r] = take(&at, n * half, 4);
+        ws->sin_entries[r] = take(&at, n * half, 4);
+    }
 
     ws->trunk = take(&at, n * m * h, es);
     ws->trunk_kept = take(&at, n * m * h, es);

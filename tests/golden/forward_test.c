@@ -24,7 +24,7 @@ typedef struct manifest {
     int32_t *prompt[PROMPTS];
     int64_t n[PROMPTS];
     int32_t greedy[2][PROMPTS][NEW]; /* by mode: dequant, faithful */
-    int32_t *token_map;
+    const int32_t *token_map;
     int64_t n_token_map;
 } manifest;
 
@@ -64,14 +64,7 @@ static void load_manifest(void) {
             free(g);
         }
     }
-    golden *st = golden_open(di_test_data("tiny/static.safetensors"));
-    golden_tensor map = golden_get(st, "token_map");
-    man.n_token_map = map.n;
-    man.token_map = calloc((size_t)map.n, sizeof *man.token_map);
-    assert_non_null(man.token_map);
-    for (int64_t i = 0; i < map.n; i++)
-        man.token_map[i] = (int32_t)golden_int(&map, i);
-    golden_close(st);
+    man.token_map = rig_token_map(&man.n_token_map);
     di_json_free(j);
     di_strbuf_deinit(&text);
 }
@@ -555,10 +548,51 @@ static void bad_batches_are_refused(void **state) {
     rig_close(&r);
 }
 
+/* A snapshot is of a border inside the rows, and in a slot of its own. */
+static void bad_snapshots_are_refused(void **state) {
+    (void)state;
+    rig r;
+    open_tiny(&r, DI_NUMERICS_FAITHFUL, 1, 3);
+    int32_t tokens[300] = {0};
+    di_ring_snapshot snapshots[2] = {{.at = 128, .slot = 1}, {.at = 256, .slot = 2}};
+    di_seq_rows rows = {.tokens = tokens,
+                        .n_rows = 256,
+                        .blocks = r.blocks,
+                        .n_blocks = r.blocks_per_seq,
+                        .n_snapshots = 2,
+                        .snapshots = snapshots};
+    di_batch batch = {.n_seqs = 1, .seqs = &rows, .pages = r.pages, .slots = r.slots};
+    float *logits;
+    di_error err = {0};
+    di_test_ok(di_forward_run(r.fw, &batch, &logits, &err), &err);
+    rows.n_rows = 255; /* the second border lies behind the rows */
+    assert_int_equal(di_forward_run(r.fw, &batch, &logits, &err), DI_ERR_RANGE);
+    assert_contains(err.message, "snapshot at position 256, expected multiples of 128 from 129 to 255");
+    rows.n_rows = 172;
+    rows.pos0 = 128; /* the first one lies before them */
+    assert_int_equal(di_forward_run(r.fw, &batch, &logits, &err), DI_ERR_RANGE);
+    rows.pos0 = 0;
+    rows.n_rows = 256;
+    snapshots[1].at = 128;
+    assert_int_equal(di_forward_run(r.fw, &batch, &logits, &err), DI_ERR_RANGE);
+    snapshots[1].at = 200;
+    assert_int_equal(di_forward_run(r.fw, &batch, &logits, &err), DI_ERR_RANGE);
+    snapshots[1].at = 256;
+    for (int32_t slot = -1; slot <= 0; slot++) { /* none, and the sequence's own */
+        snapshots[1].slot = slot;
+        assert_int_equal(di_forward_run(r.fw, &batch, &logits, &err), DI_ERR_RANGE);
+        assert_contains(err.message, "snapshot into slot");
+    }
+    di_copy copy = {.dst = -1, .src = 0};
+    assert_int_equal(di_forward_copy_units(r.fw, r.slots, r.plan.slot_bytes, &copy, 1, &err), DI_ERR_RANGE);
+    rig_close(&r);
+}
+
 DI_TEST_GROUP(forward_exact, cmocka_unit_test(exact_stages_and_logits), cmocka_unit_test(exact_greedy_of_all_prompts),
               cmocka_unit_test(exact_drafts_and_confidences), cmocka_unit_test(exact_bounded_replay));
 DI_TEST_GROUP(forward_faithful, cmocka_unit_test(faithful_stages), cmocka_unit_test(faithful_end_to_end),
               cmocka_unit_test(faithful_greedy), cmocka_unit_test(faithful_drafts));
 DI_TEST_GROUP(forward_invariants, cmocka_unit_test(chunks_and_steps_give_the_same_bits),
               cmocka_unit_test(replay_modes_agree), cmocka_unit_test(batches_and_threads_give_the_same_bits),
-              cmocka_unit_test(levels_give_the_same_bits), cmocka_unit_test(bad_batches_are_refused));
+              cmocka_unit_test(levels_give_the_same_bits), cmocka_unit_test(bad_batches_are_refused),
+              cmocka_unit_test(bad_snapshots_are_refused));

@@ -22,7 +22,7 @@ static const double mode_rows[PROMPTS] = {0.27, 0.33, 0.34}, mode_decode[PROMPTS
 
 static int32_t *prompt_ids[PROMPTS];
 static int64_t prompt_n[PROMPTS];
-static int32_t *token_map; /* of the tokenizer that this configuration shares with the tiny model */
+static const int32_t *token_map;
 static int64_t n_token_map;
 
 /* Reads prompts and token map once; they live as long as the program. */
@@ -46,14 +46,7 @@ static void load_manifest(void) {
         for (int k = 0; k < 3; k++)
             prompt_ids[i][prompt_n[i] + k] = forced[k];
     }
-    golden *st = golden_open(di_test_data("tiny/static.safetensors"));
-    golden_tensor map = golden_get(st, "token_map");
-    n_token_map = map.n;
-    token_map = calloc((size_t)map.n, sizeof *token_map);
-    assert_non_null(token_map);
-    for (int64_t i = 0; i < map.n; i++)
-        token_map[i] = (int32_t)golden_int(&map, i);
-    golden_close(st);
+    token_map = rig_token_map(&n_token_map); /* this configuration shares the tiny model's tokenizer */
     di_json_free(j);
     di_strbuf_deinit(&text);
 }

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "golden.h"
 #include "harness.h"
 
 #define OK(expr)                                                                                                       \
@@ -13,9 +14,28 @@
             fail_msg("%s", err_.message);                                                                              \
     } while (0)
 
+const int32_t *rig_token_map(int64_t *n) {
+    static int32_t *token_map;
+    static int64_t n_token_map;
+    if (!token_map) {
+        golden *st = golden_open(di_test_data("tiny/static.safetensors"));
+        golden_tensor map = golden_get(st, "token_map");
+        n_token_map = map.n;
+        token_map = calloc((size_t)map.n, sizeof *token_map);
+        assert_non_null(token_map);
+        for (int64_t i = 0; i < map.n; i++)
+            token_map[i] = (int32_t)golden_int(&map, i);
+        golden_close(st);
+    }
+    *n = n_token_map;
+    return token_map;
+}
+
 void rig_open(rig *r, const rig_options *opt) {
     memset(r, 0, sizeof *r);
     OK(di_config_load(&r->config, opt->dir, err));
+    if (opt->window)
+        r->config.window = opt->window;
     OK(di_checkpoint_open(&r->ckpt, opt->dir, &r->config, &(di_checkpoint_options){.dummy = opt->dummy}, err));
     OK(di_backend_find("cpu", &r->backend, err));
     di_device_config config = {.n_threads = opt->threads, .isa = opt->isa};
@@ -61,6 +81,19 @@ void rig_close(rig *r) {
     free(r->blocks);
 }
 
+const float *rig_forward(rig *r, const di_seq_rows *rows, int n_seqs) {
+    di_batch batch = {.n_seqs = n_seqs,
+                      .seqs = rows,
+                      .replay = r->replay,
+                      .pages = r->pages,
+                      .slots = r->slots,
+                      .tap = r->tap,
+                      .tap_user = r->tap_user};
+    float *logits = NULL;
+    OK(di_forward_run(r->fw, &batch, &logits, err));
+    return logits;
+}
+
 const float *rig_run(rig *r, int seq, const int32_t *tokens, int64_t pos0, int32_t n, int32_t n_logits, int64_t rect) {
     di_seq_rows rows = {.tokens = tokens,
                         .pos0 = pos0,
@@ -70,16 +103,7 @@ const float *rig_run(rig *r, int seq, const int32_t *tokens, int64_t pos0, int32
                         .blocks = r->blocks + seq * r->blocks_per_seq,
                         .n_blocks = r->blocks_per_seq,
                         .rect = rect};
-    di_batch batch = {.n_seqs = 1,
-                      .seqs = &rows,
-                      .replay = r->replay,
-                      .pages = r->pages,
-                      .slots = r->slots,
-                      .tap = r->tap,
-                      .tap_user = r->tap_user};
-    float *logits = NULL;
-    OK(di_forward_run(r->fw, &batch, &logits, err));
-    return logits;
+    return rig_forward(r, &rows, 1);
 }
 
 const float *rig_prefill(rig *r, int seq, const int32_t *tokens, int64_t n, int64_t chunk, int64_t rect) {

@@ -42,6 +42,9 @@ static void released_config_has_its_roles(void **state) {
         assert_int_equal(di_config_engram_index(&c, l), l == 1 ? 0 : l == 14 ? 1 : -1);
     }
     assert_int_equal(di_config_replay_exact(&c), 2541);
+    assert_int_equal(di_config_window_span(&c, true, true), 20 * 127); /* model.md, oracle cross-check 4 */
+    assert_int_equal(di_config_window_span(&c, true, false), 20 * 127);
+    assert_int_equal(di_config_window_span(&c, false, true), 40 * 127);
 }
 
 static void coverage_config_loads(void **state) {
@@ -63,6 +66,8 @@ static void shipped_and_real_shape_configs_load(void **state) {
     assert_int_equal(c.image_id, -1);
     assert_false(c.has_vision);
     assert_int_equal(di_config_replay_exact(&c), 253);
+    assert_int_equal(di_config_window_span(&c, true, true), 252);
+    assert_int_equal(di_config_window_span(&c, false, true), 8 * 63);
     di_test_ok(di_config_load(&c, di_test_data("real-shape"), &err), &err);
     assert_int_equal(c.dummy_seed, 1);
     assert_int_equal(c.first_consumer, 3);
