@@ -1,8 +1,8 @@
 /* The base layer: what every other folder stands on, over the C library and POSIX only (JSON by jansson).
  *
  * Owns: errors with context, checked sizes, arenas, string buffers, maps, log, options, thread pool, files and mmap,
- * clock, hashing, UTF-8 and JSON. Leaves numbers to tensor/, text rules to text/. This is the one header of the folder
- * that other folders include; the files it includes are its chapters. */
+ * traces, clock, hashing, UTF-8 and JSON. Leaves numbers to tensor/, text rules to text/. This is the one header of the
+ * folder that other folders include; the files it includes are its chapters. */
 #ifndef DI_BASE_H
 #define DI_BASE_H
 
@@ -25,6 +25,7 @@
 #include "options.h"
 #include "pool.h"
 #include "strbuf.h"
+#include "trace.h"
 #include "util.h"
 
 #endif

@@ -203,11 +203,9 @@ static void unknown_options_are_refused_with_the_nearest(void **state) {
         {"--temprature", "unknown option '--temprature', did you mean '--temperature'?"},
         {"--max-token=5", "unknown option '--max-token', did you mean '--max-tokens'?"},
         {"--draft-tokens", "unknown option '--draft-tokens'"},
-        {"--trace", "unknown option '--trace'"},
         {"--json-schema", "unknown option '--json-schema'"},
         {"--regex", "unknown option '--regex'"},
         {"--ebnf", "unknown option '--ebnf'"},
-        {"--batch-invariant", "unknown option '--batch-invariant'"},
         {"--api", "option '--api' is not one of 'deepinfer run'"},
         {"-x", "unknown option '-x', see 'deepinfer run --help'"},
         {"--model", "option '--model' needs a value: DIR"},
@@ -247,6 +245,26 @@ static void the_environment_comes_behind_the_flags(void **state) {
     assert_int_equal(opt.stop.n, 2);
     assert_string_equal(opt.stop.items[0], "x");
     assert_string_equal(opt.stop.items[1], "y");
+    di_options_deinit(&opt);
+}
+
+/* Names that other engines' users have in their environment say on and off in other words. */
+static void a_switch_takes_the_words_of_switches(void **state) {
+    (void)state;
+    static const char *const words[][2] = {{"1", "on"}, {"0", "off"}, {"true", "on"}, {"False", "off"}, {"off", "off"}};
+    for (size_t i = 0; i < DI_COUNT(words); i++) {
+        di_options opt;
+        di_error err;
+        char variable[64];
+        snprintf(variable, sizeof variable, "DEEPINFER_ZERO_OVERHEAD_SCHEDULING=%s", words[i][0]);
+        di_test_ok(read_options(&opt, DI_COMMAND_RUN, NULL, ENV(variable), NULL, &err), &err);
+        assert_string_equal(opt.async, words[i][1]);
+        di_options_deinit(&opt);
+    }
+    di_options opt;
+    di_error err;
+    assert_int_equal(read_options(&opt, DI_COMMAND_RUN, FLAGS("--async", "often"), NULL, NULL, &err), DI_ERR_ARG);
+    assert_string_equal(err.message, "--async: found 'often', expected on or off");
     di_options_deinit(&opt);
 }
 
@@ -362,7 +380,8 @@ DI_TEST_GROUP(options, cmocka_unit_test(defaults_are_the_documented_ones), cmock
               cmocka_unit_test(the_last_flag_wins), cmocka_unit_test(seeds_are_taken_modulo_2_to_64),
               cmocka_unit_test(bytes_take_suffixes), cmocka_unit_test(bad_values_are_named_with_what_is_accepted),
               cmocka_unit_test(unknown_options_are_refused_with_the_nearest),
-              cmocka_unit_test(the_environment_comes_behind_the_flags), cmocka_unit_test(bad_variables_are_errors),
+              cmocka_unit_test(the_environment_comes_behind_the_flags),
+              cmocka_unit_test(a_switch_takes_the_words_of_switches), cmocka_unit_test(bad_variables_are_errors),
               cmocka_unit_test(aliases_work_and_must_agree), cmocka_unit_test(unknown_variables_are_warnings),
               cmocka_unit_test(help_wins_over_errors), cmocka_unit_test(nearest_names),
               cmocka_unit_test(help_lists_the_options_of_a_command), cmocka_unit_test(the_documented_table_is_current))
