@@ -89,15 +89,13 @@ typedef struct di_request {
     size_t n_ids;
 
     di_sampling sampling; /* complete: the request's fields over the options' defaults; max_tokens 0 = not named */
-    bool has_temperature, has_top_p, has_top_k, has_max_tokens;     /* named by the request (has_seed is in sampling) */
-    int64_t n;                                                      /* completions asked for, >= 1 */
-    double presence_penalty, frequency_penalty, repetition_penalty; /* 0, 0, 1 = off */
-    const di_json *logit_bias;                                      /* NULL or an object */
-
-    /* The first field that asks for something beyond temperature, top-p, top-k, seeds and stop strings (n, penalties,
-     * logit_bias, min_p, min_tokens, stop_token_ids, prompt_logprobs, forced_token_ids) with a value that is not
-     * neutral; NULL when there is none. A run path that does not do it must refuse the request by this name. */
-    const char *beyond;
+    bool has_temperature, has_top_p, has_top_k, has_max_tokens; /* named by the request (has_seed is in sampling) */
+    int64_t n;                                                  /* completions asked for, >= 1 */
+    const int32_t *forced;                                      /* [n_forced] the first output tokens, given */
+    size_t n_forced;
+    int32_t priority;        /* lower goes first */
+    di_chat_text cache_salt; /* {NULL, 0} when absent, else not empty: who shares cached prefixes */
+    di_chat_text caller;     /* {NULL, 0} when absent: who asks (`user`; of messages, metadata.user_id) */
 
     di_parser_options parse; /* how the output is to be parsed; its stop strings are sampling.stop */
     /* Thinking with tool choice `required` or a named tool (not with vendor_compat): the ids of di_prompt_open_calls
@@ -136,8 +134,8 @@ di_status di_request_encode(const di_request *request, const di_tokenizer *tok, 
                             di_prompt *prompt, di_ids *ids, di_error *err);
 
 /* How many tokens may be generated after n_prompt tokens in a context of n_context: what the request names, else the
- * default (chat: 8192, with thinking 65536, at effort 100 131072; other prompts: 8192), cut to what the context leaves,
- * at least 1. */
+ * default (chat: 8192, with thinking 65536, at effort 100 131072; other prompts: 8192) or min_tokens where that is
+ * more, cut to what the context leaves, at least 1. */
 int64_t di_request_max_tokens(const di_request *request, int64_t n_prompt, int64_t n_context);
 
 /* Appends the error object of a refused body: {"message", "type", "param", "code"}. */

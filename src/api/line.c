@@ -1,13 +1,11 @@
 /* Result lines of `run --input`, written key by key in the order of interface.md.
  *
  * Every line has id, text, token_ids, finish_reason and usage, whether the request ran or was refused, so that a reader
- * needs no cases; message, seed, logprobs and error come where they apply. */
+ * needs no cases; index, message, seed, logprobs, prompt_logprobs and error come where they apply. */
 #include "api.h"
 
 /* What a request may ask for that has to be done or refused, never dropped. */
 di_status di_line_check(const di_request *request, di_error *err) {
-    if (request->beyond)
-        return di_fail(err, DI_ERR_REQUEST, "'%s' is not supported yet", request->beyond);
     if (request->has_constraint) {
         static const char *const names[] = {
             [DI_CONSTRAINT_JSON] = "response_format",
@@ -28,13 +26,16 @@ di_status di_line_check(const di_request *request, di_error *err) {
     return DI_OK;
 }
 
-static void write_head(di_strbuf *out, const di_request *request, const char *text, size_t len) {
+/* index: which of several samples, -1 = the only one. */
+static void write_head(di_strbuf *out, const di_request *request, int32_t index, const char *text, size_t len) {
     di_strbuf_puts(out, "{\"id\":");
     if (request->id) {
         di_json_write(out, request->id, DI_JSON_COMPACT);
     } else {
         di_strbuf_puts(out, "null");
     }
+    if (index >= 0)
+        di_strbuf_printf(out, ",\"index\":%d", index);
     di_strbuf_puts(out, ",\"text\":");
     di_json_write_string(out, text, len);
 }
@@ -46,12 +47,12 @@ static void write_ids(di_strbuf *out, const int32_t *ids, int64_t n) {
     di_strbuf_putc(out, ']');
 }
 
-static void write_usage(di_strbuf *out, int64_t n_prompt, int64_t n_completion) {
+static void write_usage(di_strbuf *out, int64_t n_prompt, int64_t n_completion, int64_t n_cached) {
     di_strbuf_printf(
         out,
-        ",\"usage\":{\"prompt_tokens\":%lld,\"completion_tokens\":%lld,\"cached_tokens\":0,\"draft_tokens\":0,"
+        ",\"usage\":{\"prompt_tokens\":%lld,\"completion_tokens\":%lld,\"cached_tokens\":%lld,\"draft_tokens\":0,"
         "\"accepted_tokens\":0}",
-        (long long)n_prompt, (long long)n_completion);
+        (long long)n_prompt, (long long)n_completion, (long long)n_cached);
 }
 
 /* A float of 32 bits in the shortest form that reads back as the same float. */
@@ -66,19 +67,36 @@ static void write_float(di_strbuf *out, float v) {
     di_strbuf_puts(out, text);
 }
 
+/* A token with its log-probability and those of the n_top best there were. */
+static void write_logprob(di_strbuf *out, int32_t token, float logprob, const di_logprob *top, int32_t n_top) {
+    di_strbuf_printf(out, "{\"token_id\":%d,\"logprob\":", token);
+    write_float(out, logprob);
+    di_strbuf_puts(out, ",\"top\":[");
+    for (int32_t k = 0; k < n_top && top[k].token >= 0; k++) {
+        di_strbuf_printf(out, "%s[%d,", k ? "," : "", top[k].token);
+        write_float(out, top[k].logprob);
+        di_strbuf_putc(out, ']');
+    }
+    di_strbuf_puts(out, "]}");
+}
+
 static void write_logprobs(di_strbuf *out, const di_generation *gen) {
     di_strbuf_puts(out, ",\"logprobs\":[");
     for (int64_t i = 0; i < gen->n_tokens; i++) {
-        di_strbuf_printf(out, "%s{\"token_id\":%d,\"logprob\":", i ? "," : "", gen->tokens[i]);
-        write_float(out, gen->logprobs[i]);
-        di_strbuf_puts(out, ",\"top\":[");
-        const di_logprob *top = gen->n_top ? &gen->top[i * gen->n_top] : NULL;
-        for (int32_t k = 0; k < gen->n_top && top[k].token >= 0; k++) {
-            di_strbuf_printf(out, "%s[%d,", k ? "," : "", top[k].token);
-            write_float(out, top[k].logprob);
-            di_strbuf_putc(out, ']');
-        }
-        di_strbuf_puts(out, "]}");
+        if (i > 0)
+            di_strbuf_putc(out, ',');
+        write_logprob(out, gen->tokens[i], gen->logprobs[i], gen->n_top ? &gen->top[i * gen->n_top] : NULL, gen->n_top);
+    }
+    di_strbuf_putc(out, ']');
+}
+
+/* Nothing comes before the first token of a prompt, so it has none. */
+static void write_prompt_logprobs(di_strbuf *out, const di_generation *gen) {
+    di_strbuf_puts(out, ",\"prompt_logprobs\":[null");
+    for (int64_t i = 1; i < gen->n_prompt; i++) {
+        di_strbuf_putc(out, ',');
+        write_logprob(out, gen->prompt[i], gen->prompt_logprobs[i],
+                      gen->n_prompt_top ? &gen->prompt_top[i * gen->n_prompt_top] : NULL, gen->n_prompt_top);
     }
     di_strbuf_putc(out, ']');
 }
@@ -89,7 +107,7 @@ static void write_error(di_strbuf *out, const di_request *request, di_status sta
 }
 
 void di_line_result(di_strbuf *out, const di_request *request, const di_generation *gen, const di_reply *reply) {
-    write_head(out, request, gen->text, gen->text_len);
+    write_head(out, request, request->n > 1 ? gen->index : -1, gen->text, gen->text_len);
     write_ids(out, gen->tokens, gen->n_tokens);
     di_json *message = reply ? di_reply_message(reply) : NULL;
     if (message) {
@@ -104,19 +122,21 @@ void di_line_result(di_strbuf *out, const di_request *request, const di_generati
     di_strbuf_printf(out, ",\"finish_reason\":\"%s\"", di_finish_name(finish));
     if (gen->has_seed)
         di_strbuf_printf(out, ",\"seed\":%llu", (unsigned long long)gen->seed);
-    write_usage(out, gen->n_prompt, gen->n_tokens);
+    write_usage(out, gen->n_prompt, gen->n_tokens, gen->n_cached);
     if (request->sampling.n_logprobs >= 0 && (gen->logprobs || gen->n_tokens == 0))
         write_logprobs(out, gen);
+    if (request->sampling.n_prompt_logprobs >= 0 && gen->prompt_logprobs)
+        write_prompt_logprobs(out, gen);
     if (gen->finish == DI_FINISH_ERROR)
         write_error(out, request, gen->error.code, &gen->error);
     di_strbuf_puts(out, "}\n");
 }
 
 void di_line_error(di_strbuf *out, const di_request *request, di_status status, const di_error *err) {
-    write_head(out, request, "", 0);
+    write_head(out, request, -1, "", 0);
     write_ids(out, NULL, 0);
     di_strbuf_puts(out, ",\"finish_reason\":\"error\"");
-    write_usage(out, 0, 0);
+    write_usage(out, 0, 0, 0);
     write_error(out, request, status, err);
     di_strbuf_puts(out, "}\n");
 }

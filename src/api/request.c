@@ -97,6 +97,10 @@ static void clamp_sampling(di_request *q) {
         q->sampling.top_p = 1;
     }
     q->sampling.top_k = -1;
+    q->sampling.min_p = 0;
+    q->sampling.presence_penalty = 0;
+    q->sampling.frequency_penalty = 0;
+    q->sampling.repetition_penalty = 1;
 }
 
 di_status di_finish_request(di_reader *r) {
@@ -135,11 +139,7 @@ di_status di_finish_request(di_reader *r) {
 di_status di_request_parse(di_request *request, di_api_kind api, const char *body, size_t len,
                            const di_request_options *options, di_error *err) {
     di_error local;
-    *request = (di_request){.api = api,
-                            .vendor_compat = options->vendor_compat,
-                            .sampling = options->sampling,
-                            .n = 1,
-                            .repetition_penalty = 1};
+    *request = (di_request){.api = api, .vendor_compat = options->vendor_compat, .sampling = options->sampling, .n = 1};
     di_reader reader = {.req = request, .options = options, .err = err ? err : &local, .text = body, .len = len};
     di_status st = di_json_parse(&request->body, body, len, reader.err);
     if (st == DI_ERR_MEMORY) {
@@ -239,13 +239,14 @@ int64_t di_request_max_tokens(const di_request *request, int64_t n_prompt, int64
         } else {
             limit = request->chat.effort >= DI_CHAT_EFFORT_MAX ? 131072 : 65536;
         }
+        limit = DI_MAX(limit, request->sampling.min_tokens);
     }
     int64_t left = n_context > n_prompt ? n_context - n_prompt : 1;
     return DI_MIN(limit, left);
 }
 
 void di_request_error_json(di_strbuf *out, const di_request *request, di_status status, const di_error *err) {
-    const char *type = di_status_http(status) < 500 ? "invalid_request_error" : "server_error";
+    const char *type = di_status_error_type(status);
     di_strbuf_puts(out, "{\"message\":");
     di_json_write_string(out, err->message, strlen(err->message));
     di_strbuf_printf(out, ",\"type\":\"%s\",\"param\":", type);

@@ -33,7 +33,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         st = di_line_check(&request, &err);
     if (!st) {
         DI_ASSERT(di_sampling_check(&request.sampling, &err) == DI_OK);
-        DI_ASSERT(request.n == 1);
+        DI_ASSERT(request.n >= 1 && request.n <= 4096);
+        for (size_t i = 0; i < request.n_forced; i++)
+            DI_ASSERT(request.forced[i] >= 0);
         int64_t n = di_request_max_tokens(&request, 100, 1000);
         DI_ASSERT(n >= 1 && n <= 900);
         if (request.input != DI_INPUT_IDS) {

@@ -4,10 +4,12 @@
  * order written here (tensor/math.c has exp and log), so the choice depends on logits, parameters, seed and position
  * alone.
  *
- * Nothing is sorted but the few tokens whose log-probabilities are asked for. Top-p and top-k both keep a prefix of the
- * order "falling logit, then rising id"; a radix selection over (logit, id) keys finds the last token of that prefix,
- * among the tokens above a logit that the prefix is known to reach. The noise needs two logarithms, taken only for
- * tokens that a bound from the leading bits of z still lets win.
+ * Masks are joined into one. Bias and penalties change a few logits of a copy, in single precision and in the order
+ * that vLLM has; a request without them is served from the row in place. Nothing is sorted but the few tokens whose
+ * log-probabilities are asked for. Top-p and top-k both keep a prefix of the order "falling logit, then rising id"; a
+ * radix selection over (logit, id) keys finds the last token of that prefix, among the tokens above a logit that the
+ * prefix is known to reach. Min-p is a test of a token's weight, made only near its border. The noise needs two
+ * logarithms, taken only for tokens that a bound from the leading bits of z still lets win.
  *
  * Logits are looked at in blocks of 32, a word of the mask: most blocks are passed over by their largest logit. */
 #include "sample.h"
@@ -16,40 +18,10 @@
 
 #include "tensor/math_inline.h"
 
-#define GREEDY_BELOW 1e-5    /* temperatures below are greedy */
-#define WEIGHT_ONE 0x1p36    /* integer weight of the most likely token */
-#define ROUND_SHIFT 0x1.8p52 /* adding and subtracting it rounds |x| < 2^51 to an integer, ties to even */
-
-/* ---- parameters ---------------------------------------------------------------------------------------------------
- */
-
-void di_sampling_init(di_sampling *s) {
-    memset(s, 0, sizeof *s);
-    s->temperature = 1.0;
-    s->top_p = 1.0;
-    s->top_k = -1;
-    s->n_logprobs = -1;
-}
-
-bool di_sampling_is_greedy(const di_sampling *s) {
-    return s->temperature < GREEDY_BELOW;
-}
-
-di_status di_sampling_check(const di_sampling *s, di_error *err) {
-    /* Comparisons are written so that NaN fails them. */
-    if (!(s->temperature >= 0.0 && s->temperature <= 1.7976931348623157e308))
-        return di_fail(err, DI_ERR_RANGE, "'temperature': %g, expected a finite number of 0 or more", s->temperature);
-    if (!(s->top_p > 0.0 && s->top_p <= 1.0))
-        return di_fail(err, DI_ERR_RANGE, "'top_p': %g, expected a number above 0 and not above 1", s->top_p);
-    if (s->top_k < -1 || s->top_k > INT32_MAX)
-        return di_fail(err, DI_ERR_RANGE, "'top_k': %lld, expected -1 or 0 (off) or 1 to %d", (long long)s->top_k,
-                       INT32_MAX);
-    if (s->max_tokens < 0)
-        return di_fail(err, DI_ERR_RANGE, "'max_tokens': %lld, expected 1 or more", (long long)s->max_tokens);
-    if (s->n_logprobs < -1 || s->n_logprobs > DI_LOGPROBS_MAX)
-        return di_fail(err, DI_ERR_RANGE, "'logprobs': %d, expected 0 to %d", s->n_logprobs, DI_LOGPROBS_MAX);
-    return DI_OK;
-}
+#define GREEDY_TEMPERATURE 1e-5 /* what processed log-probabilities of greedy rows are made with (model.md 7) */
+#define WEIGHT_ONE 0x1p36       /* integer weight of the most likely token */
+#define LEAST_DISTANCE (-26.0)  /* below it a weight rounds to zero: that happens at -37*log(2) */
+#define ROUND_SHIFT 0x1.8p52    /* adding and subtracting it rounds |x| < 2^51 to an integer, ties to even */
 
 /* ---- noise --------------------------------------------------------------------------------------------------------
  */
@@ -83,10 +55,25 @@ void di_sampler_deinit(di_sampler *sm) {
     *sm = (di_sampler){0};
 }
 
-/* Two arrays of n_vocab 64-bit values: keys and weights. */
+/* Room for one row's work: keys and weights [n_vocab], the changed logits [n_vocab], the joined mask. */
+typedef struct scratch {
+    uint64_t *keys, *weights;
+    float *logits;
+    uint32_t *mask;
+} scratch;
+
+static scratch scratch_of(const di_sampler *sm, int64_t n_vocab) {
+    scratch z = {.keys = sm->memory};
+    z.weights = z.keys + n_vocab;
+    z.logits = (float *)(z.weights + n_vocab);
+    z.mask = (uint32_t *)(z.logits + n_vocab);
+    return z;
+}
+
 di_status di_sampler_reserve(di_sampler *sm, int64_t n_vocab, di_error *err) {
-    size_t bytes;
-    if (n_vocab < 1 || !di_size_mul3(&bytes, (size_t)n_vocab, 2, sizeof(uint64_t)))
+    size_t bytes, mask_bytes = n_vocab < 1 ? 0 : (size_t)DI_CEIL_DIV(n_vocab, 32) * sizeof(uint32_t);
+    if (n_vocab < 1 || !di_size_mul(&bytes, (size_t)n_vocab, 2 * sizeof(uint64_t) + sizeof(float)) ||
+        !di_size_add(&bytes, bytes, mask_bytes))
         return di_fail(err, DI_ERR_RANGE, "vocabulary of %lld tokens", (long long)n_vocab);
     if (bytes <= sm->n_bytes)
         return DI_OK;
@@ -197,11 +184,27 @@ typedef struct row {
     const float *logits;
     int64_t n_vocab;
     const uint32_t *mask; /* NULL: all allowed */
-    double temperature;   /* 1e-5 when greedy: what processed log-probabilities then mean (model.md 7) */
-    int32_t best;         /* allowed token with the largest logit */
+    double temperature;
+    int32_t best; /* allowed token with the largest logit; -1 when none is allowed */
     int64_t n_allowed;
     uint64_t last; /* order key of the last survivor of top-p and top-k; 0: all survive */
+    /* Min-p: the least weight that survives, 0 = off; below low_logit none does, at sure_logit and above all do. */
+    double min_weight;
+    float low_logit, sure_logit;
 } row;
+
+/* A row whose allowed tokens all survive. */
+static row row_of(const float *logits, int64_t n_vocab, const uint32_t *mask) {
+    return (row){
+        .logits = logits,
+        .n_vocab = n_vocab,
+        .mask = mask,
+        .temperature = 1.0,
+        .best = -1,
+        .low_logit = -FLT_MAX,
+        .sure_logit = -FLT_MAX,
+    };
+}
 
 #define BLOCK 32
 
@@ -253,21 +256,35 @@ static inline float block_max(const float *x) {
     return a > b ? a : b;
 }
 
-/* Whether a token that is allowed to be drawn at all survives top-p and top-k; its logit is not -infinity. */
-static inline bool survives(const row *r, float logit, int64_t id) {
-    return order_key(logit, id) >= r->last;
-}
-
-/* No survivor's logit is below; the least finite one where all survive. */
-static inline float least_logit(const row *r) {
-    return r->last ? key_logit(r->last) : -FLT_MAX;
-}
-
 static inline double scaled(const row *r, float logit) {
     return (double)logit / r->temperature;
 }
 
-static di_status find_best(row *r, uint64_t position, di_error *err) {
+/* round(2^36 * exp(x - largest x)), ties to even: what integer_weights has for the token. */
+static double weight_of(const row *r, float logit) {
+    double distance = scaled(r, logit) - scaled(r, r->logits[r->best]);
+    return distance < LEAST_DISTANCE ? 0.0 : (WEIGHT_ONE * di_exp(distance) + ROUND_SHIFT) - ROUND_SHIFT;
+}
+
+/* Whether anything falls to top-p, top-k or min-p. */
+static inline bool is_filtered(const row *r) {
+    return r->last || r->min_weight > 0.0;
+}
+
+/* Whether a token that is allowed to be drawn at all survives top-p, top-k and min-p; its logit is not -infinity. */
+static inline bool survives(const row *r, float logit, int64_t id) {
+    return order_key(logit, id) >= r->last && (logit >= r->sure_logit || weight_of(r, logit) >= r->min_weight);
+}
+
+/* No survivor's logit is below; the least finite one where all survive. */
+static inline float least_logit(const row *r) {
+    float least = r->last ? key_logit(r->last) : -FLT_MAX;
+    return least > r->low_logit ? least : r->low_logit;
+}
+
+/* Finds the best token and counts the allowed ones, of which there may be none. DI_ERR_INTERNAL for NaN anywhere and
+ * for +infinity. */
+static di_status find_best(row *r, di_error *err) {
     float best = -__builtin_inff();
     int64_t best_at = 0;
     int32_t n_nan = 0, n_allowed = 0;
@@ -285,19 +302,17 @@ static di_status find_best(row *r, uint64_t position, di_error *err) {
             best_at = at;
         }
     }
-    if (n_nan || best > 0x1.fffffep127f)
-        return di_fail(err, DI_ERR_INTERNAL, "position %llu: the model's logits are not finite",
-                       (unsigned long long)position);
+    if (n_nan || best > FLT_MAX)
+        return di_fail(err, DI_ERR_INTERNAL, "the model's logits are not finite");
+    r->n_allowed = n_allowed;
     if (!n_allowed)
-        return di_fail(err, DI_ERR_REQUEST, "position %llu: the request's constraints allow no token",
-                       (unsigned long long)position);
+        return DI_OK;
     float buf[BLOCK];
     const float *x = block_at(r, best_at, buf);
     int32_t i = 0;
     while (x[i] != best)
         i++;
     r->best = (int32_t)best_at + i;
-    r->n_allowed = n_allowed;
     return DI_OK;
 }
 
@@ -316,7 +331,18 @@ static inline int64_t collect_block(const row *r, const float *x, int64_t at, fl
     return n;
 }
 
-/* Keys of the survivors whose logits lie in [low, high], and their weights. */
+/* Drops the keys of tokens that fall to min-p; the others keep their order. */
+static int64_t drop_light(const row *r, uint64_t *keys, int64_t n) {
+    int64_t kept = 0;
+    for (int64_t i = 0; i < n; i++) {
+        float logit = key_logit(keys[i]);
+        if (logit >= r->sure_logit || weight_of(r, logit) >= r->min_weight)
+            keys[kept++] = keys[i];
+    }
+    return kept;
+}
+
+/* Keys of the survivors whose logits lie in [low, high], and their weights (not where min-p is on). */
 static int64_t collect(const row *r, float low, float high, uint64_t *keys, uint64_t *weights) {
     int64_t n = 0;
     for (int64_t at = 0; at < r->n_vocab; at += BLOCK) {
@@ -325,7 +351,7 @@ static int64_t collect(const row *r, float low, float high, uint64_t *keys, uint
         if (block_max(x) >= low)
             n = collect_block(r, x, at, low, high, keys, weights, n);
     }
-    return n;
+    return r->min_weight > 0.0 ? drop_light(r, keys, n) : n;
 }
 
 enum { MAXIMA_MAX = 4096 };
@@ -340,16 +366,17 @@ static float limit_of_count(const row *r, int64_t k, uint64_t *keys) {
     for (int64_t g = 0; g < MAXIMA_MAX; g++) /* all of them: groups are written by whole blocks */
         most[g] = -__builtin_inff();
     float least = least_logit(r);
+    bool has_fallen = is_filtered(r);
     for (int64_t at = 0; at < r->n_vocab; at += BLOCK) {
         float buf[BLOCK], *m = most + at % n_groups;
         const float *x = block_at(r, at, buf);
-        if (r->last && block_max(x) < least)
+        if (has_fallen && block_max(x) < least)
             continue;
-        for (int i = 0; i < BLOCK && r->last; i++) {
+        for (int i = 0; i < BLOCK && has_fallen; i++) {
             if (x[i] > m[i] && survives(r, x[i], at + i))
                 m[i] = x[i];
         }
-        for (int i = 0; i < BLOCK && !r->last; i++)
+        for (int i = 0; i < BLOCK && !has_fallen; i++)
             m[i] = x[i] > m[i] ? x[i] : m[i];
     }
     for (int64_t g = 0; g < n_groups; g++)
@@ -375,8 +402,8 @@ static inline int slice_of(const slicing *z, float logit) {
     return (int)(at < SLICES - 1 ? at : SLICES - 1);
 }
 
-/* round(2^36 * exp(x - largest x)) of every token by id, zero where it is not allowed and below a distance where it
- * rounds to zero, 37*log(2). Adds them up by slice and returns their sum. */
+/* round(2^36 * exp(x - largest x)) of every token by id, zero where it is not allowed. Adds them up by slice and
+ * returns their sum. */
 static uint64_t integer_weights(const row *r, uint64_t *weights, uint64_t mass[SLICES]) {
     double largest = scaled(r, r->logits[r->best]);
     slicing z = slicing_of(r);
@@ -390,7 +417,7 @@ static uint64_t integer_weights(const row *r, uint64_t *weights, uint64_t mass[S
         int slice[BLOCK];
         for (int i = 0; i < BLOCK; i++) {
             double distance = scaled(r, x[i]) - largest;
-            w[i] = distance < -26.0 ? -__builtin_inf() : distance;
+            w[i] = distance < LEAST_DISTANCE ? -__builtin_inf() : distance;
         }
         for (int i = 0; i < BLOCK; i++)
             slice[i] = slice_of(&z, x[i]);
@@ -463,6 +490,25 @@ static uint64_t last_survivor(const row *r, const di_sampling *s, uint64_t *keys
     return select_last(keys, has_top_p ? weights : NULL, n, s->top_k, weight_max, 0);
 }
 
+/* Sets min-p up for the survivors of top-p and top-k. Between the two logits that decide without a weight lies one unit
+ * of weight on either side, and far more than the rounding of what is computed here. */
+static void set_min_p(row *r, double min_p) {
+    double largest = scaled(r, r->logits[r->best]), weight = min_p * WEIGHT_ONE;
+    double margin = 1e-9 * ((largest < 0.0 ? -largest : largest) - LEAST_DISTANCE);
+    double low = weight > 1.0 ? di_ln((weight - 1.0) / WEIGHT_ONE) : LEAST_DISTANCE;
+    low = (largest + DI_MAX(low, LEAST_DISTANCE) - margin) * r->temperature;
+    double sure = (largest + di_ln((weight + 1.0) / WEIGHT_ONE) + margin) * r->temperature;
+    low -= 1e-6 * (low < 0.0 ? -low : low) + FLT_MIN;
+    r->min_weight = weight;
+    r->low_logit = low > -FLT_MAX ? (float)low : -FLT_MAX;
+    if (sure <= -FLT_MAX) {
+        r->sure_logit = -FLT_MAX;
+    } else {
+        sure += 1e-6 * (sure < 0.0 ? -sure : sure) + FLT_MIN;
+        r->sure_logit = sure <= FLT_MAX ? (float)sure : __builtin_inff();
+    }
+}
+
 /* How many leading ones z may have at most for a token of score x to stay below `score`, plus one; 0 when any may win.
  */
 static int hopeless_ones(double x, double score) {
@@ -502,17 +548,25 @@ static int32_t draw(const row *r, uint64_t seed, uint64_t position) {
     return winner;
 }
 
-/* Log-softmax over what `processed` says: of survivors after temperature, or of the logits after masks. Sums run over
- * rising ids, in double; what does not survive adds zero. */
-static void log_probabilities(const row *r, const di_sampling *s, uint64_t *keys, int32_t token, float *logprob,
+/* Where a token is known to have no probability. */
+static void no_probabilities(float *logprob, di_logprob *top, int32_t n_top) {
+    if (logprob)
+        *logprob = DI_LOGPROB_FLOOR;
+    for (int32_t i = 0; top && i < n_top; i++)
+        top[i] = (di_logprob){.token = -1, .logprob = DI_LOGPROB_FLOOR};
+}
+
+/* Log-softmax over the survivors. Sums run over rising ids, in double; what does not survive adds zero. */
+static void log_probabilities(const row *r, int32_t n_top, uint64_t *keys, int32_t token, float *logprob,
                               di_logprob *top) {
-    row v = *r;
-    if (!s->logprobs_processed) {
-        v.temperature = 1.0;
-        v.last = 0;
+    if (r->n_allowed == 0) {
+        no_probabilities(logprob, top, n_top);
+        return;
     }
+    row v = *r;
     double largest = scaled(&v, v.logits[v.best]), sum = 0.0;
     float least = least_logit(&v), buf[BLOCK];
+    bool has_fallen = is_filtered(&v);
     int64_t n_survivors = 0;
     for (int64_t at = 0; at < v.n_vocab; at += BLOCK) {
         const float *x = block_at(&v, at, buf);
@@ -520,7 +574,7 @@ static void log_probabilities(const row *r, const di_sampling *s, uint64_t *keys
             continue;
         double e[BLOCK];
         for (int i = 0; i < BLOCK; i++) {
-            bool is_in = x[i] >= least && (!v.last || survives(&v, x[i], at + i));
+            bool is_in = x[i] >= least && (!has_fallen || survives(&v, x[i], at + i));
             e[i] = is_in ? scaled(&v, x[i]) - largest : -__builtin_inf();
             n_survivors += is_in;
         }
@@ -536,15 +590,15 @@ static void log_probabilities(const row *r, const di_sampling *s, uint64_t *keys
         bool is_in = x >= least && survives(&v, x, token);
         *logprob = is_in ? (float)((scaled(&v, x) - largest) - log_sum) : DI_LOGPROB_FLOOR;
     }
-    if (!top || s->n_logprobs <= 0)
+    if (!top || n_top <= 0)
         return;
-    if (n_survivors > s->n_logprobs) {
-        int64_t n = collect(&v, limit_of_count(&v, s->n_logprobs, keys), FLT_MAX, keys, NULL);
-        v.last = select_last(keys, NULL, n, s->n_logprobs, __builtin_inf(), 0);
+    if (n_survivors > n_top) {
+        int64_t n = collect(&v, limit_of_count(&v, n_top, keys), FLT_MAX, keys, NULL);
+        v.last = select_last(keys, NULL, n, n_top, __builtin_inf(), 0);
     }
     int64_t n = collect(&v, least_logit(&v), FLT_MAX, keys, NULL);
     sort_falling(keys, n);
-    for (int32_t i = 0; i < s->n_logprobs; i++) {
+    for (int32_t i = 0; i < n_top; i++) {
         if (i >= n) {
             top[i] = (di_logprob){.token = -1, .logprob = DI_LOGPROB_FLOOR};
             continue;
@@ -554,42 +608,156 @@ static void log_probabilities(const row *r, const di_sampling *s, uint64_t *keys
     }
 }
 
-static di_status open_row(row *r, di_sampler *sm, const di_sampling *s, const float *logits, int64_t n_vocab,
-                          uint64_t position, const uint32_t *mask, di_error *err) {
+/* ---- masks, bias, penalties ---------------------------------------------------------------------------------------
+ */
+
+static inline void forbid(uint32_t *mask, int64_t n_vocab, int32_t token) {
+    if (token >= 0 && token < n_vocab)
+        mask[token / BLOCK] &= ~(1u << (token % BLOCK));
+}
+
+/* What is allowed: the caller's mask in place where nothing else forbids tokens, else all of them joined. */
+static const uint32_t *joined_mask(const di_sample_args *a, uint32_t *out) {
+    const di_sampling *s = a->sampling;
+    bool is_short = a->n_output < s->min_tokens && (a->eos_id >= 0 || s->n_stop_tokens > 0);
+    if (!a->blacklist && !is_short)
+        return a->mask;
+    int64_t n_words = DI_CEIL_DIV(a->n_vocab, BLOCK);
+    for (int64_t i = 0; i < n_words; i++)
+        out[i] = (a->mask ? a->mask[i] : UINT32_MAX) & ~(a->blacklist ? a->blacklist[i] : 0);
+    if (is_short) {
+        forbid(out, a->n_vocab, a->eos_id);
+        for (size_t i = 0; i < s->n_stop_tokens; i++)
+            forbid(out, a->n_vocab, s->stop_tokens[i]);
+    }
+    return out;
+}
+
+/* The penalties of a request in the precision of logits. */
+typedef struct penalties {
+    float presence, frequency, repetition;
+} penalties;
+
+/* What becomes of a logit; a finite one stays finite, so that no penalty makes a token impossible. */
+static float penalised(float logit, const penalties *p, bool is_in_prompt, int64_t n_output) {
+    if (!(logit >= -FLT_MAX && logit <= FLT_MAX))
+        return logit;
+    float x = logit;
+    if (p->repetition != 1.0f && (is_in_prompt || n_output > 0))
+        x = x > 0.0f ? x / p->repetition : x * p->repetition;
+    if (n_output > 0) {
+        x = x - p->frequency * (float)n_output;
+        x = x - p->presence;
+    }
+    x = x > FLT_MAX ? FLT_MAX : x;
+    return x < -FLT_MAX ? -FLT_MAX : x;
+}
+
+static int64_t count_of(const int32_t *tokens, int32_t n, int32_t token) {
+    int64_t count = 0;
+    for (int32_t i = 0; i < n; i++)
+        count += tokens[i] == token;
+    return count;
+}
+
+static void penalise(float *logits, const di_sample_args *a) {
+    const di_sampling *s = a->sampling;
+    /* A repetition beyond single precision becomes the nearest that still multiplies and divides. */
+    double repetition = DI_MAX(FLT_MIN, DI_MIN(FLT_MAX, s->repetition_penalty));
+    penalties p = {(float)s->presence_penalty, (float)s->frequency_penalty, (float)repetition};
+    size_t n = a->history ? a->history->n : 0;
+    for (size_t i = 0; i < n; i++) {
+        const di_history_entry *e = &a->history->entries[i];
+        if (e->token < 0 || e->token >= a->n_vocab)
+            continue;
+        int64_t n_output = e->n_output + count_of(a->drafts, a->n_drafts, e->token);
+        logits[e->token] = penalised(logits[e->token], &p, e->is_in_prompt, n_output);
+    }
+    for (int32_t i = 0; i < a->n_drafts; i++) {
+        int32_t token = a->drafts[i];
+        bool is_done = count_of(a->drafts, i, token) > 0 || (a->history && di_history_find(a->history, token));
+        if (!is_done && token >= 0 && token < a->n_vocab)
+            logits[token] = penalised(logits[token], &p, false, count_of(a->drafts, a->n_drafts, token));
+    }
+}
+
+/* Values beyond +-100 are cut, as users of other engines know it: 100 already decides for or against a token. A finite
+ * logit stays finite. */
+static void add_bias(float *logits, int64_t n_vocab, const di_sampling *s) {
+    for (size_t i = 0; i < s->n_bias; i++) {
+        int32_t id = s->bias_ids[i];
+        if (id < 0 || id >= n_vocab || !(logits[id] >= -FLT_MAX && logits[id] <= FLT_MAX))
+            continue;
+        float bias = DI_MAX(-100.0f, DI_MIN(100.0f, s->bias_values[i])), x = logits[id] + bias;
+        logits[id] = DI_MAX(-FLT_MAX, DI_MIN(FLT_MAX, x));
+    }
+}
+
+/* ---- sampling ------------------------------------------------------------------------------------------------------
+ */
+
+/* The row that a token is drawn from: bias and penalties in a copy, then what top-p, top-k and min-p leave. */
+static di_status process(row *r, const di_sample_args *a, const scratch *z, di_error *err) {
+    const di_sampling *s = a->sampling;
+    bool has_penalties = di_sampling_needs_history(s) && ((a->history && a->history->n > 0) || a->n_drafts > 0);
+    if (has_penalties || s->n_bias > 0) {
+        memcpy(z->logits, r->logits, (size_t)r->n_vocab * sizeof *z->logits);
+        add_bias(z->logits, r->n_vocab, s);
+        if (has_penalties)
+            penalise(z->logits, a);
+        *r = row_of(z->logits, r->n_vocab, r->mask);
+        di_status st = find_best(r, err);
+        if (st)
+            return st;
+    }
+    if (di_sampling_is_greedy(s)) {
+        r->temperature = GREEDY_TEMPERATURE;
+        return DI_OK;
+    }
+    r->temperature = s->temperature;
+    r->last = last_survivor(r, s, z->keys, z->weights);
+    if (s->min_p > 0.0)
+        set_min_p(r, s->min_p);
+    return DI_OK;
+}
+
+di_status di_sample(di_sampler *sm, const di_sample_args *a, int32_t *token, di_error *err) {
+    const di_sampling *s = a->sampling;
+    bool has_logprobs = s->n_logprobs >= 0 && (a->logprob || a->top), is_forced = a->forced >= 0;
+    if (is_forced && !has_logprobs) {
+        *token = a->forced;
+        return DI_OK;
+    }
+    di_status st = di_sampler_reserve(sm, a->n_vocab, err);
+    if (st)
+        return st;
+    scratch z = scratch_of(sm, a->n_vocab);
+    row raw = row_of(a->logits, a->n_vocab, joined_mask(a, z.mask));
+    st = find_best(&raw, err);
+    row r = raw;
+    if (!st && raw.n_allowed == 0 && !is_forced)
+        st = di_fail(err, DI_ERR_REQUEST, "the request's constraints allow no token");
+    if (!st && raw.n_allowed > 0 && (!is_forced || s->logprobs_processed))
+        st = process(&r, a, &z, err);
+    if (st)
+        return di_error_context(err, st, "position %llu", (unsigned long long)a->position);
+    int32_t chosen = a->forced;
+    if (!is_forced)
+        chosen = di_sampling_is_greedy(s) ? r.best : draw(&r, a->seed, a->position);
+    if (has_logprobs)
+        log_probabilities(s->logprobs_processed ? &r : &raw, s->n_logprobs, z.keys, chosen, a->logprob, a->top);
+    *token = chosen;
+    return DI_OK;
+}
+
+di_status di_logprobs_of(di_sampler *sm, const float *logits, int64_t n_vocab, int32_t token, int32_t n_top,
+                         float *logprob, di_logprob *top, di_error *err) {
     di_status st = di_sampler_reserve(sm, n_vocab, err);
     if (st)
         return st;
-    *r = (row){.logits = logits, .n_vocab = n_vocab, .mask = mask};
-    r->temperature = di_sampling_is_greedy(s) ? GREEDY_BELOW : s->temperature;
-    if ((st = find_best(r, position, err)))
+    row r = row_of(logits, n_vocab, NULL);
+    if ((st = find_best(&r, err)))
         return st;
-    uint64_t *keys = sm->memory;
-    if (!di_sampling_is_greedy(s))
-        r->last = last_survivor(r, s, keys, keys + n_vocab);
-    return DI_OK;
-}
-
-di_status di_sample(di_sampler *sm, const di_sampling *s, const float *logits, int64_t n_vocab, uint64_t position,
-                    const uint32_t *mask, int32_t *token, float *logprob, di_logprob *top, di_error *err) {
-    row r;
-    di_status st = open_row(&r, sm, s, logits, n_vocab, position, mask, err);
-    if (st)
-        return st;
-    *token = di_sampling_is_greedy(s) ? r.best : draw(&r, s->seed, position);
-    if (s->n_logprobs >= 0 && (logprob || top))
-        log_probabilities(&r, s, sm->memory, *token, logprob, top);
-    return DI_OK;
-}
-
-di_status di_sample_forced(di_sampler *sm, const di_sampling *s, const float *logits, int64_t n_vocab,
-                           uint64_t position, const uint32_t *mask, int32_t token, float *logprob, di_logprob *top,
-                           di_error *err) {
-    if (s->n_logprobs < 0 || (!logprob && !top))
-        return DI_OK;
-    row r;
-    di_status st = open_row(&r, sm, s, logits, n_vocab, position, mask, err);
-    if (st)
-        return st;
-    log_probabilities(&r, s, sm->memory, token, logprob, top);
+    log_probabilities(&r, n_top, scratch_of(sm, n_vocab).keys, token, logprob, top);
     return DI_OK;
 }

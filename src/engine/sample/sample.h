@@ -1,26 +1,41 @@
-/* Sampling: from a row of logits to one token, by request parameters, seed and position alone.
+/* Sampling: from a row of logits to one token, by request parameters, seed, position and the tokens before it alone.
  *
- * Owns: the parameters and their validation, the noise, top-p and top-k without a full sort, log-probabilities. Leaves
- * the choice of rows, stop rules and text to engine/. The rule is interface.md's "How a token is sampled": masks,
- * temperature, top-p, top-k, then the largest x + g(seed, position, token). */
+ * Owns: the parameters and their validation, masks, logit bias, penalties and the counts that they need, the noise,
+ * top-p, top-k and min-p without a full sort, log-probabilities. Leaves the choice of rows, stop rules and text to
+ * engine/, grammars to grammar/. The rule is interface.md's "How a token is sampled": masks, bias, penalties,
+ * temperature, top-p, top-k, min-p, then the largest x + g(seed, position, token). */
 #ifndef DI_SAMPLE_H
 #define DI_SAMPLE_H
 
 #include "tensor/tensor.h"
 
+/* ---- parameters ---------------------------------------------------------------------------------------------------
+ */
+
 typedef struct di_sampling {
     double temperature; /* default 1; below 1e-5 is greedy */
     double top_p;       /* default 1: off */
     int64_t top_k;      /* default -1; -1 and 0: off */
+    double min_p;       /* default 0: off; tokens below this share of the most likely one's probability fall */
+    /* As vLLM defines them; 0, 0 and 1 are off. Presence and frequency are over the output, repetition over prompt and
+     * output. */
+    double presence_penalty, frequency_penalty, repetition_penalty;
+    size_t n_bias; /* logit bias; an id that comes twice gets both values */
+    const int32_t *bias_ids;
+    const float *bias_values; /* cut to -100 .. 100 where they are added */
     bool has_seed;
     uint64_t seed;
     int64_t max_tokens; /* 0: the caller's default */
+    int64_t min_tokens; /* so many output tokens come before an end mark or a stop token can */
     bool ignore_eos;
-    int32_t n_logprobs; /* -1: none; n >= 0: of the token and the n best */
-    bool logprobs_processed;
-    size_t n_stop;           /* stop strings; empty ones are ignored */
-    const char *const *stop; /* borrowed for the request's life */
+    int32_t n_logprobs;        /* -1: none; n >= 0: of the token and the n best */
+    int32_t n_prompt_logprobs; /* the same of the prompt's tokens */
+    bool logprobs_processed;   /* of the output's tokens */
+    size_t n_stop;             /* stop strings; empty ones are ignored */
+    const char *const *stop;   /* these and the other lists are borrowed for the request's life */
     const size_t *stop_len;
+    size_t n_stop_tokens; /* ids that end the output; ones outside the vocabulary never come */
+    const int32_t *stop_tokens;
 } di_sampling;
 
 #define DI_LOGPROBS_MAX 1000
@@ -28,21 +43,63 @@ typedef struct di_sampling {
 
 void di_sampling_init(di_sampling *s); /* the defaults */
 bool di_sampling_is_greedy(const di_sampling *s);
+/* Whether a penalty is on, so that sampling needs the counts of a di_history; whether the prompt's tokens matter. */
+bool di_sampling_needs_history(const di_sampling *s);
+bool di_sampling_needs_prompt_history(const di_sampling *s);
 /* DI_ERR_RANGE naming field, value and range: temperature finite and >= 0, 0 < top_p <= 1, top_k -1 .. 2^31-1,
- * max_tokens
- * >= 0, n_logprobs -1 .. 1000. */
+ * 0 <= min_p <= 1, presence and frequency -2 .. 2, repetition above 0 and finite, bias values finite, max_tokens >= 0,
+ * min_tokens 0 .. max_tokens (any, where max_tokens is 0), n_logprobs and n_prompt_logprobs -1 .. 1000, ids of stop
+ * tokens >= 0. */
 di_status di_sampling_check(const di_sampling *s, di_error *err);
+/* DI_ERR_RANGE for a bias on an id outside the vocabulary. */
+di_status di_sampling_check_vocab(const di_sampling *s, int64_t n_vocab, di_error *err);
+
+/* ---- what a sequence's tokens count for penalties ------------------------------------------------------------------
+ */
+
+/* How often each token stands in prompt and output. One a sequence, where di_sampling_needs_history. Zeroed storage is
+ * an empty one. Grows by doubling, so that a step rarely allocates. */
+typedef struct di_history_entry {
+    int32_t token;
+    int32_t n_output;
+    bool is_in_prompt;
+} di_history_entry;
+
+typedef struct di_history {
+    di_history_entry *entries; /* owned [n], in order of first appearance; counts can be zero after a step back */
+    int32_t *slots;            /* owned [n_slots]: open addressing into entries, -1 = free */
+    size_t n, n_slots;         /* n_slots is 0 or a power of two, entries has room for half of it */
+} di_history;
+
+void di_history_deinit(di_history *h);
+/* Room for n more distinct tokens. DI_ERR_MEMORY, with h as it was. */
+di_status di_history_reserve(di_history *h, size_t n, di_error *err);
+/* Appends tokens [n] (ids >= 0) of the prompt, or of the output. DI_ERR_MEMORY, with a part of them counted. */
+di_status di_history_add_prompt(di_history *h, const int32_t *tokens, size_t n, di_error *err);
+di_status di_history_add_output(di_history *h, const int32_t *tokens, size_t n, di_error *err);
+/* Takes the last n tokens of the output back; tokens [n] are these tokens. */
+void di_history_step_back(di_history *h, const int32_t *tokens, size_t n);
+/* Makes `to` (valid or zeroed) a copy. DI_ERR_MEMORY, with `to` as it was. */
+di_status di_history_copy(di_history *to, const di_history *from, di_error *err);
+/* The counts of a token; NULL when it never came. */
+const di_history_entry *di_history_find(const di_history *h, int32_t token);
+
+/* ---- noise --------------------------------------------------------------------------------------------------------
+ */
 
 /* Noise of (seed, position, token): z as in interface.md, and g = -log(-log(u)). */
 uint64_t di_noise_bits(uint64_t seed, uint64_t position, uint64_t token);
 double di_noise_gumbel(uint64_t z);
+
+/* ---- sampling -----------------------------------------------------------------------------------------------------
+ */
 
 typedef struct di_logprob {
     int32_t token;
     float logprob;
 } di_logprob;
 
-/* Reusable scratch; zeroed storage is valid. */
+/* Reusable scratch, of one thread at a time; zeroed storage is valid. */
 typedef struct di_sampler {
     void *memory; /* owned */
     size_t n_bytes;
@@ -50,17 +107,42 @@ typedef struct di_sampler {
 void di_sampler_deinit(di_sampler *sm);
 di_status di_sampler_reserve(di_sampler *sm, int64_t n_vocab, di_error *err);
 
-/* One token from logits [n_vocab] (host memory). position = its index in prompt + output. mask (may be NULL): bit t of
- * 32-bit words set = token t allowed; a logit of -infinity is not allowed either. *logprob and top [n_logprobs] (may be
- * NULL) are filled when s->n_logprobs >= 0, top by falling probability, ties by lower id; entries past the tokens of
- * non-zero probability have token -1. Allocates nothing after di_sampler_reserve. DI_ERR_REQUEST when no token is
- * allowed, DI_ERR_INTERNAL for logits with NaN or +infinity. */
-di_status di_sample(di_sampler *sm, const di_sampling *s, const float *logits, int64_t n_vocab, uint64_t position,
-                    const uint32_t *mask, int32_t *token, float *logprob, di_logprob *top, di_error *err);
-/* The log-probabilities alone, of a token that is given: the same values that drawing it would have had. A token
- * without probability has DI_LOGPROB_FLOOR. */
-di_status di_sample_forced(di_sampler *sm, const di_sampling *s, const float *logits, int64_t n_vocab,
-                           uint64_t position, const uint32_t *mask, int32_t token, float *logprob, di_logprob *top,
-                           di_error *err);
+/* One row. All pointers are borrowed for the call. */
+typedef struct di_sample_args {
+    const di_sampling *sampling;
+    const float *logits; /* [n_vocab], host memory; -infinity: not allowed */
+    int64_t n_vocab;
+    uint64_t seed;             /* of this sample; sampling->seed is not read */
+    uint64_t position;         /* of the token to come, in prompt + output, from 0 */
+    int64_t n_output;          /* output tokens before this position, drafts too: for min_tokens */
+    int32_t eos_id;            /* the end mark, -1 = none: not allowed under min_tokens */
+    const uint32_t *mask;      /* bit t of 32-bit words set: token t is allowed; NULL: all */
+    const uint32_t *blacklist; /* bit t set: token t is not allowed; NULL: none */
+    const di_history *history; /* of the committed tokens; NULL: none, which does for sampling without penalties */
+    const int32_t *drafts;     /* [n_drafts] tokens between those and this position, counted as output */
+    int32_t n_drafts;
+    int32_t forced;  /* the token, given; -1: draw one */
+    float *logprob;  /* out, where sampling->n_logprobs >= 0; may be NULL */
+    di_logprob *top; /* out [n_logprobs] by falling probability, ties by lower id; may be NULL. Entries past the tokens
+                        of non-zero probability have token -1 */
+} di_sample_args;
+
+/* One token. A forced token has the log-probabilities that drawing it would have had: the model's, after the masks; a
+ * token without probability has DI_LOGPROB_FLOOR. Allocates nothing after di_sampler_reserve. DI_ERR_REQUEST when no
+ * token is allowed (and none is forced), DI_ERR_INTERNAL for logits with NaN or +infinity. */
+di_status di_sample(di_sampler *sm, const di_sample_args *a, int32_t *token, di_error *err);
+
+/* Log-softmax of a row as the model gave it, for prompts: of `token`, and of the n_top best into top (NULL with n_top 0
+ * only), as in di_sample_args. DI_ERR_INTERNAL for logits with NaN or +infinity. */
+di_status di_logprobs_of(di_sampler *sm, const float *logits, int64_t n_vocab, int32_t token, int32_t n_top,
+                         float *logprob, di_logprob *top, di_error *err);
+
+/* ---- token sets ---------------------------------------------------------------------------------------------------
+ */
+
+/* Sets the bits of the ids that text names in out [(n_vocab + 31) / 32 words] and clears the others: "0..3,7", ids and
+ * ranges with both ends included, separated by commas, strictly rising; blanks around numbers are ignored, an empty
+ * text names none. DI_ERR_ARG saying what is wrong and where, with out untouched. */
+di_status di_token_ranges_parse(const char *text, int64_t n_vocab, uint32_t *out, di_error *err);
 
 #endif

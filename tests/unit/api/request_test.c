@@ -72,7 +72,13 @@ static void defaults_are_ours(void **state) {
     assert_int_equal(q.sampling.n_logprobs, -1);
     assert_false(q.sampling.has_seed);
     assert_int_equal(q.n, 1);
-    assert_null(q.beyond);
+    assert_true(q.sampling.min_p == 0 && q.sampling.presence_penalty == 0 && q.sampling.frequency_penalty == 0);
+    assert_true(q.sampling.repetition_penalty == 1);
+    assert_int_equal(q.sampling.min_tokens, 0);
+    assert_int_equal(q.sampling.n_prompt_logprobs, -1);
+    assert_int_equal(q.sampling.n_bias + q.sampling.n_stop_tokens + q.n_forced, 0);
+    assert_int_equal(q.priority, 0);
+    assert_true(q.cache_salt.len == 0 && q.caller.len == 0);
     assert_false(q.has_constraint);
     assert_int_equal(q.parse.stage, DI_CHAT_STAGE_CONTENT);
     assert_prompt(&q, "<｜begin▁of▁sentence｜><｜User｜>hi<｜Assistant｜></think>");
@@ -237,38 +243,94 @@ static void seeds_are_taken_modulo_2_to_the_64(void **state) {
     assert_refused(DI_API_CHAT, false, "{" USER_HI ",\"seed\":\"7\"}", "seed", "an integer");
 }
 
-static void what_not_every_run_does_is_named(void **state) {
+static void fields_of_vllm_reach_the_sampler(void **state) {
     (void)state;
-    static const struct {
-        const char *field, *value, *neutral;
-    } cases[] = {{"n", "3", "1"},
-                 {"presence_penalty", "0.5", "0"},
-                 {"frequency_penalty", "-2", "0.0"},
-                 {"repetition_penalty", "1.1", "1"},
-                 {"logit_bias", "{\"5\":1}", "{}"},
-                 {"min_p", "0.1", "0"},
-                 {"min_tokens", "4", "0"},
-                 {"prompt_logprobs", "0", "-1"},
-                 {"stop_token_ids", "[3]", "[]"},
-                 {"forced_token_ids", "[3]", "[]"}};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        for (int j = 0; j < 2; j++) {
-            char body[256];
-            (void)snprintf(body, sizeof body, "{" USER_HI ",\"%s\":%s}", cases[i].field,
-                           j ? cases[i].neutral : cases[i].value);
-            di_request q = take(DI_API_CHAT, body);
-            if (j) {
-                assert_null(q.beyond);
-            } else {
-                assert_string_equal(q.beyond, cases[i].field);
-            }
-            di_request_deinit(&q);
-        }
+    static const di_api_kind kinds[] = {DI_API_CHAT, DI_API_LINE};
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        di_request q =
+            take(kinds[i],
+                 "{" USER_HI ",\"n\":3,\"min_p\":0.25,\"presence_penalty\":-2,\"frequency_penalty\":0.5,"
+                 "\"repetition_penalty\":1.5,\"logit_bias\":{\"5\":1,\"0\":-0.5,\"2147483647\":1e300},\"min_tokens\":4,"
+                 "\"max_tokens\":4,\"stop_token_ids\":[3,129279],\"forced_token_ids\":[7,0,7],\"prompt_logprobs\":2,"
+                 "\"priority\":-5,\"cache_salt\":\"salt\",\"user\":\"someone\"}");
+        const di_sampling *p = &q.sampling;
+        assert_int_equal(q.n, 3);
+        assert_true(p->min_p == 0.25 && p->presence_penalty == -2 && p->frequency_penalty == 0.5);
+        assert_true(p->repetition_penalty == 1.5);
+        assert_int_equal(p->n_bias, 3);
+        assert_true(p->bias_ids[0] == 5 && p->bias_ids[1] == 0 && p->bias_ids[2] == INT32_MAX);
+        assert_true(p->bias_values[0] == 1 && p->bias_values[1] == -0.5f && p->bias_values[2] > 100);
+        assert_int_equal(p->min_tokens, 4);
+        assert_int_equal(p->n_stop_tokens, 2);
+        assert_true(p->stop_tokens[0] == 3 && p->stop_tokens[1] == 129279);
+        assert_int_equal(q.n_forced, 3);
+        assert_true(q.forced[0] == 7 && q.forced[1] == 0 && q.forced[2] == 7);
+        assert_int_equal(p->n_prompt_logprobs, 2);
+        assert_int_equal(q.priority, -5);
+        assert_text(q.cache_salt, "salt");
+        assert_text(q.caller, "someone");
+        di_request_deinit(&q);
     }
-    di_request q = take(DI_API_CHAT, "{" USER_HI ",\"n\":2,\"presence_penalty\":1,\"repetition_penalty\":1.5}");
-    assert_int_equal(q.n, 2);
-    assert_true(q.presence_penalty == 1 && q.repetition_penalty == 1.5);
+}
+
+static void absent_null_and_neutral_ask_for_nothing(void **state) {
+    (void)state;
+    static const char *const bodies[] = {
+        "{" USER_HI ",\"n\":1,\"min_p\":0,\"presence_penalty\":0.0,\"repetition_penalty\":1,\"logit_bias\":{},"
+        "\"min_tokens\":0,\"stop_token_ids\":[],\"forced_token_ids\":[],\"prompt_logprobs\":-1,\"priority\":0}",
+        "{" USER_HI ",\"n\":null,\"min_p\":null,\"presence_penalty\":null,\"repetition_penalty\":null,"
+        "\"logit_bias\":null,\"min_tokens\":null,\"stop_token_ids\":null,\"forced_token_ids\":null,"
+        "\"prompt_logprobs\":null,\"priority\":null,\"cache_salt\":null,\"user\":null}"};
+    for (size_t i = 0; i < sizeof bodies / sizeof bodies[0]; i++) {
+        di_request q = take(DI_API_CHAT, bodies[i]);
+        assert_int_equal(q.n, 1);
+        assert_false(di_sampling_needs_history(&q.sampling));
+        assert_int_equal(q.sampling.n_bias + q.sampling.n_stop_tokens + q.n_forced, 0);
+        assert_int_equal(q.sampling.n_prompt_logprobs, -1);
+        assert_true(q.sampling.min_p == 0 && q.sampling.min_tokens == 0 && q.priority == 0);
+        assert_true(q.cache_salt.len == 0 && q.caller.len == 0);
+        di_request_deinit(&q);
+    }
+}
+
+static void defaults_of_the_caller_and_named_fields(void **state) {
+    (void)state;
+    di_request_options options;
+    di_request_options_init(&options, false);
+    options.sampling.min_p = 0.1;
+    options.sampling.repetition_penalty = 1.2;
+    options.sampling.n_prompt_logprobs = 3;
+    options.sampling.min_tokens = 9000;
+    outcome o = parse_with(DI_API_CHAT, "{" USER_HI ",\"min_p\":0.2,\"prompt_logprobs\":-1}", &options);
+    assert_int_equal(o.status, DI_OK);
+    assert_true(o.request.sampling.min_p == 0.2 && o.request.sampling.repetition_penalty == 1.2);
+    assert_int_equal(o.request.sampling.n_prompt_logprobs, -1);
+    /* A length that nobody named is long enough for min_tokens. */
+    assert_int_equal(di_request_max_tokens(&o.request, 10, 100000), 9000);
+    assert_int_equal(di_request_max_tokens(&o.request, 10, 100), 90);
+    di_request_deinit(&o.request);
+    o = parse_with(DI_API_CHAT, "{" USER_HI ",\"max_tokens\":5}", &options);
+    assert_int_equal(o.status, DI_ERR_REQUEST);
+    assert_string_equal(o.request.param, "min_tokens");
+    di_request_deinit(&o.request);
+    /* The hosted service reads none of these and samples in its own way. */
+    options.vendor_compat = true;
+    options.sampling.min_tokens = 0;
+    o = parse_with(DI_API_CHAT,
+                   "{" USER_HI ",\"min_p\":0.2,\"presence_penalty\":9,\"logit_bias\":5,\"priority\":\"x\",\"user\":1}",
+                   &options);
+    assert_int_equal(o.status, DI_OK);
+    assert_true(o.request.sampling.min_p == 0 && !di_sampling_needs_history(&o.request.sampling));
+    di_request_deinit(&o.request);
+}
+
+static void callers_of_anthropic_requests_are_in_the_metadata(void **state) {
+    (void)state;
+    di_request q = take(DI_API_MESSAGES, "{\"max_tokens\":5," USER_HI ",\"metadata\":{\"user_id\":\"who\"}}");
+    assert_text(q.caller, "who");
     di_request_deinit(&q);
+    assert_refused(DI_API_MESSAGES, false, "{\"max_tokens\":5," USER_HI ",\"metadata\":{\"user_id\":5}}",
+                   "metadata.user_id", "a string, found integer");
 }
 
 static void developer_any_stops_and_plain_json_mode_are_done(void **state) {
@@ -331,7 +393,33 @@ static void bad_fields_are_named(void **state) {
         {"\"ignore_eos\":\"yes\"", "ignore_eos", "true or false"},
         {"\"presence_penalty\":3", "presence_penalty", "[-2, 2]"},
         {"\"repetition_penalty\":0", "repetition_penalty", "above 0"},
+        {"\"repetition_penalty\":1e999", "", "not JSON"},
+        {"\"frequency_penalty\":-2.01", "frequency_penalty", "-2.01, expected a number in [-2, 2]"},
+        {"\"min_p\":1.5", "min_p", "1.5, expected a number in [0, 1]"},
+        {"\"min_p\":\"x\"", "min_p", "a number, found string"},
+        {"\"min_tokens\":-1", "min_tokens", "-1, expected 0 or more"},
+        {"\"min_tokens\":4,\"max_tokens\":3", "min_tokens", "4, expected 0 to max_tokens, which is 3"},
+        {"\"n\":4097", "n", "4097, expected 1 to 4096"},
+        {"\"n\":1.5", "n", "an integer"},
+        {"\"prompt_logprobs\":1001", "prompt_logprobs", "1001, expected -1 to 1000"},
+        {"\"prompt_logprobs\":true", "prompt_logprobs", "an integer"},
         {"\"logit_bias\":[]", "logit_bias", "an object"},
+        {"\"logit_bias\":{\"x\":1}", "logit_bias", "key 'x', expected a token id"},
+        {"\"logit_bias\":{\"-1\":1}", "logit_bias", "key '-1', expected a token id"},
+        {"\"logit_bias\":{\"\":1}", "logit_bias", "key '', expected a token id"},
+        {"\"logit_bias\":{\"05\":1}", "logit_bias", "key '05', expected a token id"},
+        {"\"logit_bias\":{\"2147483648\":1}", "logit_bias", "key '2147483648', expected a token id"},
+        {"\"logit_bias\":{\"5\":\"1\"}", "logit_bias.5", "a number, found string"},
+        {"\"stop_token_ids\":5", "stop_token_ids", "an array"},
+        {"\"stop_token_ids\":[5,-1]", "stop_token_ids[1]", "-1, expected a token id"},
+        {"\"stop_token_ids\":[\"5\"]", "stop_token_ids[0]", "a token id, found string"},
+        {"\"forced_token_ids\":[2147483648]", "forced_token_ids[0]", "2147483648, expected a token id"},
+        {"\"forced_token_ids\":[1.5]", "forced_token_ids[0]", "a token id, found"},
+        {"\"priority\":2147483648", "priority", "expected -2147483648 to 2147483647"},
+        {"\"priority\":\"high\"", "priority", "an integer, found string"},
+        {"\"cache_salt\":\"\"", "cache_salt", "an empty string"},
+        {"\"cache_salt\":7", "cache_salt", "a string, found integer"},
+        {"\"user\":7", "user", "a string, found integer"},
         {"\"model\":5", "model", "a string"},
         {"\"response_format\":{\"type\":\"xml\"}", "response_format.type", "`xml`"},
         {"\"response_format\":{\"type\":\"json_schema\"}", "response_format.json_schema", "missing field"},
@@ -678,7 +766,10 @@ DI_TEST_GROUP(request, cmocka_unit_test(plain_prompts_begin_once), cmocka_unit_t
               cmocka_unit_test(thinking_and_effort_decide_together),
               cmocka_unit_test(efforts_of_the_command_line_are_read), cmocka_unit_test(default_lengths_follow_the_mode),
               cmocka_unit_test(sampling_holds_with_thinking_too), cmocka_unit_test(seeds_are_taken_modulo_2_to_the_64),
-              cmocka_unit_test(what_not_every_run_does_is_named),
+              cmocka_unit_test(fields_of_vllm_reach_the_sampler),
+              cmocka_unit_test(absent_null_and_neutral_ask_for_nothing),
+              cmocka_unit_test(defaults_of_the_caller_and_named_fields),
+              cmocka_unit_test(callers_of_anthropic_requests_are_in_the_metadata),
               cmocka_unit_test(developer_any_stops_and_plain_json_mode_are_done),
               cmocka_unit_test(required_with_thinking_forces_calls_later), cmocka_unit_test(bad_fields_are_named),
               cmocka_unit_test(bad_messages_are_named), cmocka_unit_test(what_is_no_object_is_refused),
