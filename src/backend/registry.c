@@ -48,6 +48,7 @@ di_status di_backend_check(const di_device_ops *device, const di_ops *ops, di_er
         ENTRY(open),          ENTRY(close),          ENTRY(info),        ENTRY(reserve),        ENTRY(scratch_bytes),
         ENTRY(alloc),         ENTRY(free),           ENTRY(upload),      ENTRY(download),       ENTRY(copy),
         ENTRY(stream_create), ENTRY(stream_destroy), ENTRY(stream_sync), ENTRY(stream_refused), ENTRY(measure),
+        ENTRY(host_threads),  ENTRY(host_run),
 #undef ENTRY
 #define ENTRY(f) {#f, ops->f != NULL},
         DI_OPS_LIST(ENTRY)

@@ -66,6 +66,8 @@ typedef struct di_core_event {
  * error (its DONE event follows); the status for DONE is ignored. */
 typedef di_status (*di_core_callback)(void *user, const di_generation *gen, const di_core_event *event, di_error *err);
 
+#define DI_SAMPLES_MAX 1024 /* of one request */
+
 typedef struct di_submission {
     const int32_t *ids; /* prompt [n_ids]; copied */
     size_t n_ids;
@@ -113,14 +115,36 @@ typedef struct di_core_options {
     int64_t tpot_goal_ns;         /* time per output token, likewise */
     int64_t log_interval_steps;   /* steps between lines of statistics in the log; 0: none */
     const struct di_trace *trace; /* borrowed; NULL: none */
+    const uint32_t *blacklist;    /* [(n_vocab + 31) / 32] bits of ids that are never drawn; borrowed; NULL: none */
     uint8_t identity[16];         /* of model, numerics and replay setting: part of every prefix hash */
 } di_core_options;
 
-/* model and tok (NULL: no text, outputs are ids) are borrowed. The plan is that of the model's options. DI_ERR_ARG for
- * a replay that the model can't do. */
+/* model, device and tok (NULL: no text, outputs are ids) are borrowed; one core at a time may run on a device. The plan
+ * is that of the model's options. DI_ERR_ARG for a replay that the model can't do. */
 di_status di_core_create(di_core **out, di_model *model, const di_backend *backend, di_device *device,
                          const di_memory_plan *plan, const di_tokenizer *tok, const di_core_options *options,
                          di_error *err);
+/* What runs a batch: the model's forward, or in tests and benches something that costs nothing. Called from the core's
+ * own thread, one call at a time. */
+typedef struct di_executor {
+    void *self;
+    /* Writes pages, rings and snapshots of the batch, and *logits: device memory [sum of n_logits, n_vocab], valid
+     * until the next call. */
+    di_status (*forward)(void *self, const di_batch *batch, float **logits, di_error *err);
+    /* Copies units (KV pages, state slots) by id, in order with the forwards; NULL: the device's own copy does. */
+    di_status (*copy)(void *self, uint8_t *base, size_t unit_bytes, const di_copy *copies, int32_t n, di_error *err);
+} di_executor;
+
+/* What a core must know of a model. */
+typedef struct di_core_model {
+    int32_t n_vocab, eos_id, window;
+    int64_t window_span; /* rows before a border after which all rings of the border are exact */
+} di_core_model;
+
+/* A core on any executor. options->replay_keep is taken as it is. */
+di_status di_core_create_on(di_core **out, const di_executor *executor, const di_core_model *model,
+                            const di_backend *backend, di_device *device, const di_memory_plan *plan,
+                            const di_tokenizer *tok, const di_core_options *options, di_error *err);
 /* Requests that still run vanish without an event. */
 void di_core_destroy(di_core *core);
 
@@ -183,6 +207,7 @@ typedef struct di_load_options {
     int threads;          /* 0: all */
     const char *cpu_isa;  /* level of the processor's kernels; NULL and "auto": the best */
     bool is_pinned;       /* one processor for each worker thread */
+    bool is_order_free;   /* not batch-invariant: sums may depend on what else is in the batch */
     bool dummy;           /* make the weights up */
     int32_t dummy_layers; /* above 0: no folder, that many layers at the released dimensions; with `dummy` */
     bool with_draft;      /* load the draft module too */
@@ -197,13 +222,15 @@ typedef struct di_load_options {
     bool is_sync;
     int64_t queue_max, context_sum_max, ttft_goal_ns, tpot_goal_ns, log_interval_steps;
     const struct di_trace *trace;
+    const char *blacklist;                                       /* ids that are never drawn, "0..3,7"; NULL: none */
     void (*progress)(void *user, uint64_t done, uint64_t total); /* of the weights; NULL: none */
     void *user;
 } di_load_options;
 
 /* How these options open the device. */
 static inline di_device_config di_load_device_config(const di_load_options *o) {
-    return (di_device_config){.n_threads = o->threads, .is_pinned = o->is_pinned, .isa = o->cpu_isa};
+    return (di_device_config){
+        .n_threads = o->threads, .is_pinned = o->is_pinned, .is_order_free = o->is_order_free, .isa = o->cpu_isa};
 }
 
 /* The configuration alone: of the folder, or of dummy_layers. */
@@ -232,6 +259,7 @@ typedef struct di_loaded {
     di_load_plan plan;
     di_checkpoint *ckpt;
     di_model *model;
+    uint32_t *blacklist; /* owned; NULL: none */
     int64_t load_ns;
 } di_loaded;
 

@@ -1,86 +1,277 @@
-/* Private to engine/: the sequence and the engine's state. */
+/* Private to engine/: the sequence, the step, the runner and the engine's state.
+ *
+ * Two threads meet here. The engine's thread (whoever calls di_core_step) owns sequences, queues, pools and the prefix
+ * cache; the runner's thread runs forwards and draws tokens. A step is formed by the first, run by the second and
+ * committed by the first; while it is with the runner, the engine's thread reads and writes nothing of it, and of its
+ * sequences neither the token that is to come nor the memory behind it:
+ *
+ *   engine's thread   form N+1 | commit N, rows of N+1 for the sampler | form N+2 | commit N+1 ...
+ *   runner            ... forward N, sample N | forward N+1 ............ | sample N+1 | forward N+2 ...
+ */
 #ifndef DI_ENGINE_INTERNAL_H
 #define DI_ENGINE_INTERNAL_H
 
-#include "engine.h"
+#include <pthread.h>
 
-/* A request inside the engine.
- *
- *   submit -> waiting -> running -> DONE event -> freed
- *
- * tokens holds prompt and output; its first n_done rows have been run. A running sequence has n_done < n_tokens: what
- * is left of the prompt, or the one token that was sampled last. */
+#include "base/base.h"
+#include "engine.h"
+#include "sched/sched.h"
+
+/* Rows of the trace. */
+enum { DI_TRACE_ENGINE = 1, DI_TRACE_RUNNER = 2 };
+
 typedef struct di_sequence di_sequence;
+typedef struct di_step di_step;
+
+/* ---- sequence -----------------------------------------------------------------------------------------------------
+ */
+
+typedef enum di_seq_state {
+    DI_SEQ_HELD,    /* waits for sample 0 of its request to run the prompt */
+    DI_SEQ_WAITING, /* in the queue */
+    DI_SEQ_RUNNING, /* has a state slot and blocks */
+    DI_SEQ_ENDED    /* its DONE event was sent; kept until no step holds it any more */
+} di_seq_state;
+
+/* One sample of a request inside the engine.
+ *
+ *   submit -> (held) -> waiting <-> running -> DONE event -> ended -> freed
+ *
+ * tokens holds prompt and output. Rows [0, n_done) have been run by finished steps, [n_done, n_sched) are with the
+ * runner; the last n_coming tokens of the output are being sampled and not known yet:
+ *
+ *   tokens  0 ......... n_done ......... n_sched  (= n_tokens + n_coming - 1 while decoding)
+ */
 struct di_sequence {
     di_generation gen; /* what callbacks see; pointers into the fields below */
-    di_sequence *next; /* in the waiting list */
-    di_core *engine;
+    di_sched_item item;
+    di_sequence *prev, *next; /* in the list of all sequences */
+    di_sequence *held;        /* of sample 0: the samples that wait for it, in a list by next_held */
+    di_sequence *next_held;   /* in such a list; of an ended one, in the core's */
+    di_sequence *leader;      /* of a held sample */
+    di_core *core;
     di_core_callback callback;
     void *user;
+    di_seq_state state;
+    bool is_aborted;
 
-    di_sampling sampling; /* max_tokens settled; stop strings owned (stop_memory) */
+    di_sampling sampling; /* max_tokens settled; lists owned (memory) */
+    void *memory;         /* owned: copies of stop strings, bias, stop tokens, forced tokens, salt */
     int32_t *tokens;      /* owned [n_prompt + max_tokens] */
-    int64_t n_tokens, n_done;
+    int64_t n_tokens;     /* known to the engine's thread */
+    int64_t n_done, n_sched;
+    int32_t n_coming, n_flight; /* tokens that are being sampled; steps that hold the sequence */
+    uint32_t epoch;             /* rises when its rows are given up: results of earlier steps bring a token at most */
+    int64_t deadline_ns;
+
     float *logprobs;      /* owned, grows */
     di_logprob *top;      /* owned, grows */
     int64_t logprobs_cap; /* tokens that both have room for */
-    bool is_aborted;
+    float *prompt_logprobs;
+    di_logprob *prompt_top;
+    di_history history;
+    bool has_history;
 
     int32_t *blocks; /* owned [blocks_max]; held while running */
     int32_t n_blocks, blocks_max, slot;
-    int64_t rect; /* first position that consumer layers keep (bounded replay); 0: all */
+    int32_t run_idx;     /* index in core->running */
+    int64_t rect;        /* first position that consumer layers keep (bounded replay); 0: all */
+    int64_t valid_start; /* window keys before it don't exist */
+    int64_t page_from;   /* pages before it were found in the cache */
+    int64_t snapshot_at; /* border that proved to be a branching point; 0: none */
+
+    di_kv_chain chain; /* contents of its full blocks, and how many of them the cache knows */
 
     di_detokenizer detok;
     di_strbuf piece; /* what the last token released */
     di_strbuf text;
     di_stop_matcher stop; /* plain text */
     di_parser *parser;    /* owned; NULL: plain text */
-    void *stop_memory;    /* owned: copies of the stop strings */
-    int32_t *force_ids;   /* owned [n_force] */
-    size_t n_force, n_forced;
+    const int32_t *force_ids, *forced_first;
+    size_t n_force, n_forced, n_forced_first;
     int32_t force_after;
     bool is_forcing;
 };
 
+/* ---- step ---------------------------------------------------------------------------------------------------------
+ */
+
+/* A token to draw, or (is_prompt) the log-probabilities of a token of the prompt. */
+typedef struct di_step_row {
+    di_sequence *seq;
+    uint32_t epoch;
+    int32_t logits_row;
+    int64_t position; /* of the token that the row gives */
+    bool is_prompt, is_skipped;
+    di_sequence *fork_of; /* the leader: the sequence has no rows of its own in this step; else NULL */
+    int32_t n_top;        /* -1: no log-probabilities */
+    size_t top_at;        /* in the step's tops */
+    di_sample_args args;
+    /* results */
+    int32_t token;
+    float logprob;
+    di_error error;
+} di_step_row;
+
+/* A window snapshot that the step takes: where it belongs once the step is done. */
+typedef struct di_step_snapshot {
+    di_sequence *seq;
+    uint32_t epoch;
+    int32_t slot;
+    int32_t n_blocks; /* of the border */
+} di_step_snapshot;
+
+struct di_step {
+    /* formed by the engine's thread */
+    int32_t n_seqs, n_rows;
+    int64_t n_prompt_rows, context_sum, context_max;
+    di_sequence **seqs; /* owned [seqs_max] */
+    uint32_t *epochs;   /* owned [seqs_max] */
+    di_seq_rows *rows;  /* owned [seqs_max] */
+    int32_t *blocks;    /* owned, grows: block tables one after another */
+    size_t n_blocks, blocks_cap;
+    size_t *blocks_at;    /* owned [seqs_max] */
+    di_copy *page_copies; /* owned [seqs_max]; run before the forward, as are slot copies */
+    di_copy *slot_copies; /* owned [seqs_max + snapshots_max] */
+    int32_t n_page_copies, n_slot_copies;
+    di_ring_snapshot *snapshots;   /* owned [snapshots_max] */
+    di_step_snapshot *snapshot_of; /* owned, beside them */
+    int32_t n_snapshots;
+    int64_t n_logits;
+    di_step_row *samples; /* owned [logits_max + seqs_max] */
+    int32_t n_samples;
+    di_logprob *tops; /* owned, grows */
+    size_t n_tops, tops_cap;
+    bool follows; /* some sequence was in the step before: the runner should not have had to wait */
+    /* lock: runner->mutex */
+    bool is_sampling_ready, is_done;
+    /* written by the runner while the step is with it */
+    di_error error;                                  /* of the whole step */
+    int64_t start_ns, forward_ns, sample_ns, end_ns; /* begun, forward done, sampling begun, done */
+};
+
+/* ---- runner -------------------------------------------------------------------------------------------------------
+ */
+
+typedef struct di_runner {
+    di_executor executor;
+    const di_backend *backend; /* borrowed, with device */
+    di_device *device;
+    di_kv *kv;
+    di_replay replay;
+    int32_t n_vocab;
+    const struct di_trace *trace;
+
+    di_sampler *samplers; /* owned [n_workers], with a row of logits each */
+    float **rows;
+    int n_workers;
+
+    pthread_t thread;
+    bool has_thread, has_locks;
+    pthread_mutex_t mutex;
+    pthread_cond_t work, done;
+    di_step *queue[2]; /* lock: mutex */
+    int n_queued;      /* lock: mutex */
+    bool is_stopping;  /* lock: mutex */
+} di_runner;
+
+di_status di_runner_init(di_runner *r, di_error *err); /* the fields before samplers are set */
+void di_runner_deinit(di_runner *r);                   /* finishes what was launched first; zeroed storage is fine */
+void di_runner_launch(di_runner *r, di_step *step);
+/* The rows' arguments are filled: the step may sample. */
+void di_runner_sample(di_runner *r, di_step *step);
+void di_runner_wait(di_runner *r, di_step *step);
+
+/* ---- the engine's state ------------------------------------------------------------------------------------------
+ */
+
 struct di_core {
-    di_model *model; /* borrowed, with backend, device and tok */
-    const di_backend *backend;
+    const di_backend *backend; /* borrowed, with device and tok */
     di_device *device;
     const di_tokenizer *tok;
     di_core_options options;
-    int64_t keep; /* of the replay; 0 = off */
-    int32_t n_vocab, eos_id;
-    di_forward *forward;
+    di_core_model model;
+    di_forward *forward; /* owned; NULL with an executor from outside */
+    int64_t keep;        /* of the replay; 0 = off */
     di_kv kv;
-    di_sampler sampler;
+    di_prefix *prefix;      /* owned; NULL: no prefix cache */
+    int32_t snapshot_every; /* blocks between the snapshots of a long prompt */
 
-    di_sequence *waiting, *waiting_last; /* oldest first */
-    di_sequence **running;               /* owned [seqs_max], oldest first */
+    di_sched_queue queue;
+    di_pace pace;
+    di_sequence *all;      /* every sequence that is not freed */
+    di_sequence **running; /* owned [seqs_max]: in no order */
     int32_t n_running;
-    int64_t n_waiting;
-    uint64_t id_last;
+    int64_t n_held;
+    di_sequence *ended; /* sequences that only a step holds, by next_held */
+    uint64_t id_last, arrival_last;
+    bool is_draining, has_aborted;
+    int64_t deadline_next_ns; /* no deadline is earlier; INT64_MAX: none */
 
-    di_seq_rows *rows;   /* owned [seqs_max]: the batch of a step, and its sequences */
-    di_sequence **batch; /* owned [seqs_max] */
-    float *logits;       /* owned [n_vocab]: one row on the host */
+    di_runner runner;
+    di_step steps[2];
+    int step_next;                                /* the one to form next */
+    di_step *in_flight;                           /* launched and not committed */
+    di_copy *late_page_copies, *late_slot_copies; /* owned [seqs_max]: forks, for the next step */
+    int32_t n_late_page_copies, n_late_slot_copies;
+    int64_t last_end_ns; /* of the last step that was committed */
     di_core_stats stats;
+    int64_t log_steps, log_tokens, log_ns, log_forward_ns, log_sample_ns; /* at the last line of statistics */
 };
 
 /* Rows at the end of a prompt that consumer layers run on: keep, or the exact bound for 0; 0 when replay is off.
  * DI_ERR_ARG when the model has no consumers or keep is below window + backtracking. */
 di_status di_replay_settle(const di_config *config, di_replay replay, int64_t keep, int64_t *settled, di_error *err);
 
-/* Checks the submission and makes a sequence of it. */
-di_status di_sequence_create(di_sequence **out, di_core *engine, const di_submission *submission, di_error *err);
+/* ---- sequence.c ---- */
+/* Checks the submission and makes sample `index` of it. */
+di_status di_sequence_create(di_sequence **out, di_core *core, const di_submission *submission, int32_t index,
+                             di_error *err);
 void di_sequence_destroy(di_sequence *s);
-
-/* Samples (or forces) the next token from logits [n_vocab] on the host, appends it, sends its events and applies the
- * stop rules. The sequence is finished when gen.finish is no longer NONE. */
-void di_sequence_advance(di_sequence *s, const float *logits);
+/* What the sampler needs for the next token: everything of args but the logits. */
+void di_sequence_sample_args(di_sequence *s, di_sample_args *args);
+/* Appends the token that was drawn, with its log-probabilities, sends its events and applies the stop rules. The
+ * sequence is finished when gen.finish is no longer NONE. */
+void di_sequence_advance(di_sequence *s, int32_t token, float logprob, const di_logprob *top);
+/* Log-probabilities of the prompt's token at `position`. */
+void di_sequence_prompt_logprobs(di_sequence *s, int64_t position, float logprob, const di_logprob *top);
+/* A fork has the prompt of its leader. */
+void di_sequence_copy_prompt_logprobs(di_sequence *s, const di_sequence *leader);
 /* Ends it for a reason from outside; text that was held back is released. Does nothing when it is finished. */
 void di_sequence_abort(di_sequence *s);
 void di_sequence_fail(di_sequence *s, const di_error *error);
 /* Sends the DONE event. */
 void di_sequence_done(di_sequence *s);
+static inline bool di_sequence_is_finished(const di_sequence *s) {
+    return s->gen.finish != DI_FINISH_NONE;
+}
+
+/* ---- memory.c: blocks, slots and cached prefixes of sequences ---- */
+/* Blocks for n_tokens rows in all, cached ones evicted where needed; false, with nothing changed: not now. */
+bool di_seq_grow(di_core *c, di_sequence *s, int64_t n_tokens);
+/* Looks for the longest cached prefix, takes a slot and blocks for all known tokens beside n_reserved blocks that stay
+ * free, and sets where to start; what must be copied goes into the step. False, with nothing held: not now. */
+bool di_seq_admit(di_core *c, di_step *step, di_sequence *s, int64_t n_reserved);
+/* A sample beside its leader, whose prompt the step finishes: shares full blocks; the last one and the slot are copied
+ * before the next step; n_reserved blocks stay free. False, with nothing held: not now. */
+bool di_seq_fork(di_core *c, di_sequence *s, const di_sequence *leader, int64_t n_reserved);
+/* Gives back what it holds. What a step in flight still does with it comes before all later steps. */
+void di_seq_release(di_core *c, di_sequence *s);
+/* Blocks that finished steps have filled become known to the prefix cache. */
+void di_seq_publish(di_core *c, di_sequence *s);
+/* Adds to the step the snapshots that the rows from pos0 on shall take, and returns how many. */
+int32_t di_seq_plan_snapshots(di_core *c, di_step *step, di_sequence *s, int64_t pos0, int64_t n_rows);
+/* After the step: its snapshots become the cache's, or their slots are given back. */
+void di_step_keep_snapshots(di_core *c, di_step *step);
+
+/* ---- step.c ---- */
+di_status di_step_init(di_step *step, const di_core *c, di_error *err);
+void di_step_deinit(di_step *step);
+
+/* ---- core.c ---- */
+/* Takes a sequence out of the list of all. */
+void di_core_unlink(di_core *c, di_sequence *s);
+/* A line of statistics in the log when enough steps have passed since the last. */
+void di_core_log_stats(di_core *c);
 
 #endif

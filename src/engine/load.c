@@ -6,6 +6,7 @@
 #include "engine_internal.h"
 
 #define CONTEXT_MIN 256 /* a planned context is not cut below this */
+#define LOGITS_MIN 64   /* rows of logits of a step, so that prompts can be scored in chunks */
 
 /* ---- plan ---------------------------------------------------------------------------------------------------------
  */
@@ -32,7 +33,7 @@ static di_model_options model_options(const di_load_options *o, const di_load_pl
         .rows_max = plan->engine.batch_tokens_max,
         .seqs_max = plan->engine.seqs_max,
         .tokens_max = plan->engine.context_max,
-        .logits_max = plan->engine.seqs_max,
+        .logits_max = plan->engine.logits_max,
         .with_draft = o->with_draft,
     };
 }
@@ -45,7 +46,7 @@ static bool plan_context(di_load_plan *plan, const di_config *c, const di_load_o
     di_model_plan(c, &mo, &plan->memory);
     const di_memory_plan *m = &plan->memory;
     size_t states;
-    if (!di_size_mul(&states, (size_t)o->seqs_max, m->slot_bytes))
+    if (!di_size_mul(&states, (size_t)o->seqs_max + (size_t)plan->engine.n_snapshots, m->slot_bytes))
         return false;
     plan->state_bytes = states;
     plan->total_bytes = m->weight_bytes + m->workspace_bytes + m->scratch_bytes + states;
@@ -81,6 +82,27 @@ static di_status fail_memory(const di_load_plan *plan, const di_load_options *o,
                    (unsigned long long)plan->free_bytes);
 }
 
+/* Window snapshots of the prefix cache: half as many bytes as the blocks, a quarter of the budget at most. Where the
+ * budget is tight, blocks beyond those of one context give way. Returns the blocks that are left of `wanted`. */
+static int64_t plan_snapshots(di_load_plan *plan, const di_load_options *o, int64_t n_blocks, int64_t wanted) {
+    uint64_t page = plan->memory.page_bytes, slot = plan->memory.slot_bytes, budget = block_budget(plan, o);
+    uint64_t bytes = DI_MIN((uint64_t)wanted * page / 2, budget / 4);
+    int64_t n = DI_MIN((int64_t)(bytes / slot), wanted);
+    int64_t room = (int64_t)((budget - (uint64_t)n * slot) / page);
+    if (room < wanted) {
+        int64_t least = DI_MIN(n_blocks, wanted);
+        if (room < least) { /* one context comes first */
+            n = (int64_t)((budget - DI_MIN(budget, (uint64_t)least * page)) / slot);
+            room = least;
+        }
+        wanted = room;
+    }
+    plan->engine.n_snapshots = (int32_t)DI_MIN(n, INT32_MAX / 2);
+    plan->state_bytes += (uint64_t)plan->engine.n_snapshots * slot;
+    plan->total_bytes += (uint64_t)plan->engine.n_snapshots * slot;
+    return wanted;
+}
+
 di_status di_load_plan_make(di_load_plan *plan, const di_config *c, const di_load_options *o, const di_backend *backend,
                             di_device *device, di_error *err) {
     memset(plan, 0, sizeof *plan);
@@ -95,8 +117,17 @@ di_status di_load_plan_make(di_load_plan *plan, const di_config *c, const di_loa
         .seqs_max = o->seqs_max,
         .batch_tokens_max = o->batch_tokens_max,
         .chunk_max = o->chunk_max,
+        .context_sum_max = o->context_sum_max,
+        .logits_max = DI_MAX((int64_t)o->seqs_max, DI_MIN(o->batch_tokens_max, LOGITS_MIN)),
+        .queue_max = o->queue_max,
         .replay = o->replay,
         .replay_keep = o->replay_keep,
+        .has_prefix_cache = o->has_prefix_cache,
+        .is_sync = o->is_sync,
+        .ttft_goal_ns = o->ttft_goal_ns,
+        .tpot_goal_ns = o->tpot_goal_ns,
+        .log_interval_steps = o->log_interval_steps,
+        .trace = o->trace,
     };
     /* A context that was asked for must fit; the model's own is halved until one sequence does. */
     int64_t context = o->context_max > 0 ? o->context_max : c->position_max, n_blocks, budget_blocks;
@@ -114,6 +145,8 @@ di_status di_load_plan_make(di_load_plan *plan, const di_config *c, const di_loa
     }
     int64_t wanted = n_blocks * o->seqs_max;
     wanted = DI_MIN(DI_MIN(wanted, budget_blocks), INT32_MAX);
+    if (o->has_prefix_cache)
+        wanted = plan_snapshots(plan, o, n_blocks, wanted);
     plan->engine.n_blocks = (int32_t)wanted;
     plan->kv_bytes = (uint64_t)wanted * plan->memory.page_bytes;
     plan->total_bytes += plan->kv_bytes;
@@ -174,6 +207,40 @@ static di_status open_model(di_loaded *l, const di_load_options *o, di_error *er
     return st;
 }
 
+/* A digest of what the model computes and how, for the names of cached prefixes: names, types and sizes of all tensors,
+ * the contents of the small ones (norms, biases, scales of hyper-connections differ between any two trainings),
+ * numerics and replay. */
+#define IDENTITY_TENSOR_MAX ((size_t)16 << 10)
+static di_status make_identity(di_loaded *l, const di_load_options *o, di_error *err) {
+    di_strbuf sb = {0};
+    for (size_t i = 0; i < di_checkpoint_count(l->ckpt); i++) {
+        const di_stored_tensor *t = di_checkpoint_at(l->ckpt, i);
+        di_strbuf_printf(&sb, "%s %d %zu\n", t->name, (int)t->dtype, t->n_bytes);
+        if (t->n_bytes <= IDENTITY_TENSOR_MAX && t->kind != DI_KIND_EXPERT)
+            di_strbuf_append(&sb, (const char *)t->data, t->n_bytes);
+    }
+    di_strbuf_printf(&sb, "seed %llu numerics %d replay %d keep %lld", (unsigned long long)l->config.dummy_seed,
+                     (int)o->numerics, (int)o->replay, (long long)o->replay_keep);
+    di_status st = di_strbuf_status(&sb, err);
+    if (!st) {
+        static const uint8_t head[16];
+        di_kv_hash hash = di_kv_hash_xxh3(0, head, sb.data, sb.len, NULL);
+        memcpy(l->plan.engine.identity, hash.bytes, sizeof l->plan.engine.identity);
+    }
+    di_strbuf_deinit(&sb);
+    return st;
+}
+
+static di_status make_blacklist(di_loaded *l, const di_load_options *o, di_error *err) {
+    if (!o->blacklist)
+        return DI_OK;
+    l->blacklist = calloc((size_t)DI_CEIL_DIV(l->config.vocab, 32), sizeof *l->blacklist);
+    if (!l->blacklist)
+        return di_fail(err, DI_ERR_MEMORY, "a set of %d token ids", l->config.vocab);
+    l->plan.engine.blacklist = l->blacklist;
+    return di_token_ranges_parse(o->blacklist, l->config.vocab, l->blacklist, err);
+}
+
 static di_status check_folder(const char *dir, di_error *err) {
     if (di_path_is_dir(dir))
         return DI_OK;
@@ -203,9 +270,13 @@ di_status di_load_open(di_loaded *l, const di_load_options *o, di_error *err) {
         goto out;
     if ((st = di_load_plan_make(&l->plan, &l->config, o, &l->backend, l->device, err)))
         goto out;
+    if ((st = make_blacklist(l, o, err)))
+        goto out;
     if ((st = open_tokenizer(l, o, err)))
         goto out;
-    st = open_model(l, o, err);
+    if ((st = open_model(l, o, err)))
+        goto out;
+    st = make_identity(l, o, err);
     l->load_ns = di_clock_ns() - start_ns;
 out:
     if (st)
@@ -219,6 +290,7 @@ void di_load_close(di_loaded *l) {
     if (l->device)
         l->backend.device->close(l->device);
     di_tokenizer_close(l->tok);
+    free(l->blacklist);
     memset(l, 0, sizeof *l);
 }
 

@@ -5,6 +5,8 @@
  * certain reaches gen.text and the events. All memory is taken at submit, for the longest output that the request may
  * have, so that a step allocates nothing; the exceptions grow by doubling: very long texts, log-probabilities of very
  * long outputs, and what the parser holds back. */
+#include <math.h>
+
 #include "engine_internal.h"
 
 #define MAX_TOKENS_DEFAULT 8192
@@ -14,53 +16,89 @@
 /* ---- making -------------------------------------------------------------------------------------------------------
  */
 
-static di_status check_prompt(const di_core *e, const di_submission *sub, di_error *err) {
-    if (sub->n_ids == 0)
-        return di_fail(err, DI_ERR_REQUEST, "the prompt is empty: expected at least one token");
-    if (sub->n_ids >= (uint64_t)e->options.context_max)
-        return di_fail(
-            err, DI_ERR_REQUEST,
-            "the prompt has %zu tokens, the context holds %lld with the answer: shorten it or raise --max-model-len",
-            sub->n_ids, (long long)e->options.context_max);
-    for (size_t i = 0; i < sub->n_ids; i++) {
-        if (sub->ids[i] < 0 || sub->ids[i] >= e->n_vocab)
-            return di_fail(err, DI_ERR_REQUEST, "prompt token %zu: id %d is outside the vocabulary, expected 0 to %d",
-                           i, sub->ids[i], e->n_vocab - 1);
+static di_status check_ids(const di_core *c, const char *what, const int32_t *ids, size_t n, di_error *err) {
+    for (size_t i = 0; i < n; i++) {
+        if (ids[i] < 0 || ids[i] >= c->model.n_vocab)
+            return di_fail(err, DI_ERR_REQUEST, "%s token %zu: id %d is outside the vocabulary, expected 0 to %d", what,
+                           i, ids[i], c->model.n_vocab - 1);
     }
-    for (size_t i = 0; i < sub->n_force; i++) {
-        if (sub->force_ids[i] < 0 || sub->force_ids[i] >= e->n_vocab)
-            return di_fail(err, DI_ERR_REQUEST, "forced token %zu: id %d is outside the vocabulary, expected 0 to %d",
-                           i, sub->force_ids[i], e->n_vocab - 1);
-    }
-    if (!e->tok && (sub->sampling.n_stop > 0 || sub->parse))
-        return di_fail(err, DI_ERR_REQUEST, "stop strings and messages need a tokenizer, and the model has none");
     return DI_OK;
 }
 
-/* Stop strings as one allocation: pointers, lengths, bytes. */
-static di_status copy_stops(di_sequence *s, const di_sampling *from, di_error *err) {
-    size_t n = from->n_stop, bytes = 0;
-    s->sampling.stop = NULL;
-    s->sampling.stop_len = NULL;
-    if (n == 0)
-        return DI_OK;
-    bool fits = di_size_mul(&bytes, n, sizeof(char *) + sizeof(size_t));
-    for (size_t i = 0; i < n && fits; i++)
+static di_status check(const di_core *c, const di_submission *sub, di_error *err) {
+    di_status st = di_sampling_check(&sub->sampling, err);
+    if (!st)
+        st = di_sampling_check_vocab(&sub->sampling, c->model.n_vocab, err);
+    if (st)
+        return st;
+    if (sub->n_ids == 0)
+        return di_fail(err, DI_ERR_REQUEST, "the prompt is empty: expected at least one token");
+    if (sub->n_ids >= (uint64_t)c->options.context_max)
+        return di_fail(
+            err, DI_ERR_REQUEST,
+            "the prompt has %zu tokens, the context holds %lld with the answer: shorten it or raise --max-model-len",
+            sub->n_ids, (long long)c->options.context_max);
+    if ((st = check_ids(c, "prompt", sub->ids, sub->n_ids, err)))
+        return st;
+    if ((st = check_ids(c, "forced", sub->force_ids, sub->n_force, err)))
+        return st;
+    if ((st = check_ids(c, "forced output", sub->forced_first, sub->n_forced_first, err)))
+        return st;
+    if (!c->tok && (sub->sampling.n_stop > 0 || sub->parse))
+        return di_fail(err, DI_ERR_REQUEST, "stop strings and messages need a tokenizer, and the model has none");
+    if (sub->sampling.n_prompt_logprobs >= 0 && c->keep > 0)
+        return di_fail(err, DI_ERR_REQUEST,
+                       "log-probabilities of the prompt need every row of it, and bounded replay leaves rows out: run "
+                       "with --replay off");
+    return DI_OK;
+}
+
+/* A cursor over the one allocation that holds copies of the request's lists. */
+static void *take(char **at, const void *from, size_t n_bytes) {
+    void *copy = *at;
+    if (n_bytes)
+        memcpy(copy, from, n_bytes);
+    *at += DI_ROUND_UP(n_bytes, sizeof(void *));
+    return copy;
+}
+
+/* Copies of everything that the request only lends: stop strings (pointers, lengths, bytes), bias, stop tokens, forced
+ * tokens. */
+static di_status copy_lists(di_sequence *s, const di_submission *sub, di_error *err) {
+    const di_sampling *from = &sub->sampling;
+    di_sampling *to = &s->sampling;
+    const size_t sizes[] = {
+        from->n_stop * sizeof(char *),         from->n_stop * sizeof(size_t),         from->n_bias * sizeof(int32_t),
+        from->n_bias * sizeof(float),          from->n_stop_tokens * sizeof(int32_t), sub->n_force * sizeof(int32_t),
+        sub->n_forced_first * sizeof(int32_t),
+    };
+    size_t bytes = 0;
+    bool fits = DI_MAX(DI_MAX(from->n_stop, from->n_bias),
+                       DI_MAX(from->n_stop_tokens, DI_MAX(sub->n_force, sub->n_forced_first))) < SIZE_MAX / 64;
+    for (size_t i = 0; i < DI_COUNT(sizes) && fits; i++)
+        fits = di_size_add(&bytes, bytes, DI_ROUND_UP(sizes[i], sizeof(void *)));
+    for (size_t i = 0; i < from->n_stop && fits; i++)
         fits = di_size_add(&bytes, bytes, from->stop_len[i]);
-    if (!fits || !(s->stop_memory = malloc(bytes)))
-        return di_fail(err, DI_ERR_MEMORY, "%zu stop strings", n);
-    const char **stop = s->stop_memory;
-    size_t *len = (size_t *)(stop + n);
-    char *data = (char *)(len + n);
-    for (size_t i = 0; i < n; i++) {
-        stop[i] = data;
-        len[i] = from->stop_len[i];
-        if (len[i])
-            memcpy(data, from->stop[i], len[i]);
-        data += len[i];
+    if (!fits || (bytes && !(s->memory = malloc(bytes))))
+        return di_fail(err, DI_ERR_MEMORY, "lists of a request");
+    char *at = s->memory;
+    if (!at)
+        return DI_OK;
+    const char **stop = take(&at, from->stop, sizes[0]);
+    size_t *stop_len = take(&at, from->stop_len, sizes[1]);
+    to->stop = stop;
+    to->stop_len = stop_len;
+    to->bias_ids = take(&at, from->bias_ids, sizes[2]);
+    to->bias_values = take(&at, from->bias_values, sizes[3]);
+    to->stop_tokens = take(&at, from->stop_tokens, sizes[4]);
+    s->force_ids = take(&at, sub->force_ids, sizes[5]);
+    s->forced_first = take(&at, sub->forced_first, sizes[6]);
+    for (size_t i = 0; i < from->n_stop; i++) {
+        stop[i] = at;
+        if (stop_len[i])
+            memcpy(at, from->stop[i], stop_len[i]);
+        at += stop_len[i];
     }
-    s->sampling.stop = stop;
-    s->sampling.stop_len = len;
     return DI_OK;
 }
 
@@ -90,6 +128,28 @@ static di_status grow_logprobs(di_sequence *s, int64_t cap, di_error *err) {
     return DI_OK;
 }
 
+static di_status make_logprobs(di_sequence *s, di_error *err) {
+    di_status st = DI_OK;
+    if (s->sampling.n_logprobs >= 0) {
+        s->gen.n_top = s->sampling.n_logprobs;
+        int64_t cap = DI_MIN(s->sampling.max_tokens, LOGPROBS_RESERVE / (s->gen.n_top + 1) + 1);
+        st = grow_logprobs(s, cap, err);
+    }
+    if (st || s->sampling.n_prompt_logprobs < 0)
+        return st;
+    size_t n = (size_t)s->gen.n_prompt, n_top = (size_t)s->sampling.n_prompt_logprobs, bytes;
+    if (!di_size_mul3(&bytes, n, n_top, sizeof *s->prompt_top) ||
+        !(s->prompt_logprobs = malloc(n * sizeof *s->prompt_logprobs)) || (n_top && !(s->prompt_top = malloc(bytes))))
+        return di_fail(err, DI_ERR_MEMORY, "log-probabilities of %zu prompt tokens with %zu alternatives", n, n_top);
+    s->prompt_logprobs[0] = NAN; /* nothing comes before the first token */
+    for (size_t i = 0; i < n_top; i++)
+        s->prompt_top[i] = (di_logprob){.token = -1, .logprob = DI_LOGPROB_FLOOR};
+    s->gen.n_prompt_top = s->sampling.n_prompt_logprobs;
+    s->gen.prompt_logprobs = s->prompt_logprobs;
+    s->gen.prompt_top = s->prompt_top;
+    return DI_OK;
+}
+
 static di_status on_parsed(void *user, const di_parser_event *parsed, di_error *err) {
     di_sequence *s = user;
     if (!s->callback || parsed->kind == DI_PARSER_DONE)
@@ -98,9 +158,9 @@ static di_status on_parsed(void *user, const di_parser_event *parsed, di_error *
 }
 
 static di_status make_text(di_sequence *s, const di_submission *sub, di_error *err) {
-    if (!s->engine->tok)
+    if (!s->core->tok)
         return DI_OK;
-    di_detokenizer_init(&s->detok, s->engine->tok);
+    di_detokenizer_init(&s->detok, s->core->tok);
     size_t expected = (size_t)s->sampling.max_tokens * 8;
     di_status st = reserve_text(&s->text, DI_MIN(expected, TEXT_RESERVE_BYTES), err);
     if (!st)
@@ -116,19 +176,21 @@ static di_status make_text(di_sequence *s, const di_submission *sub, di_error *e
     return di_parser_create(&s->parser, &parse, on_parsed, s, err);
 }
 
-static di_status fill(di_sequence *s, const di_submission *sub, di_error *err) {
-    di_core *e = s->engine;
+static di_status make_tokens(di_sequence *s, const di_submission *sub, di_error *err) {
+    di_core *c = s->core;
     int64_t n_prompt = (int64_t)sub->n_ids;
     int64_t max_tokens = s->sampling.max_tokens > 0 ? s->sampling.max_tokens : MAX_TOKENS_DEFAULT;
-    max_tokens = DI_MIN(max_tokens, e->options.context_max - n_prompt);
+    max_tokens = DI_MIN(max_tokens, c->options.context_max - n_prompt);
     s->sampling.max_tokens = max_tokens;
-    int64_t n_tokens = n_prompt + max_tokens, n_blocks = di_kv_blocks_for(n_tokens);
-    if (n_blocks > e->kv.blocks.n_units)
+    int64_t n_tokens = n_prompt + max_tokens;
+    /* The last token is never run; whoever is alone must be able to end. */
+    int64_t n_blocks = di_kv_blocks_for(n_tokens - 1);
+    if (n_blocks > c->kv.blocks.n_units)
         return di_fail(
             err, DI_ERR_REQUEST,
             "prompt of %lld tokens and up to %lld more need %lld KV blocks, there are %d: lower max_tokens or "
             "raise --kv-memory",
-            (long long)n_prompt, (long long)max_tokens, (long long)n_blocks, e->kv.blocks.n_units);
+            (long long)n_prompt, (long long)max_tokens, (long long)n_blocks, c->kv.blocks.n_units);
     s->blocks_max = (int32_t)n_blocks;
     s->tokens = malloc((size_t)n_tokens * sizeof *s->tokens);
     s->blocks = malloc((size_t)n_blocks * sizeof *s->blocks);
@@ -137,55 +199,63 @@ static di_status fill(di_sequence *s, const di_submission *sub, di_error *err) {
     memcpy(s->tokens, sub->ids, sub->n_ids * sizeof *s->tokens);
     s->n_tokens = n_prompt;
     s->gen.n_prompt = n_prompt;
+    s->gen.prompt = s->tokens;
     s->gen.tokens = s->tokens + n_prompt;
-    /* Fixed here from the prompt's own length (model.md 3.9). */
-    s->rect = e->keep > 0 && n_prompt > e->keep ? n_prompt - e->keep : 0;
-
-    if (!s->sampling.has_seed && !di_sampling_is_greedy(&s->sampling)) {
-        s->sampling.seed = di_random_u64() >> 11; /* 53 bits: any JSON reader can hand them back */
-        s->sampling.has_seed = true;
-    }
-    s->gen.has_seed = s->sampling.has_seed;
-    s->gen.seed = s->sampling.seed;
-
-    di_status st = copy_stops(s, &sub->sampling, err);
-    if (!st)
-        st = make_text(s, sub, err);
-    if (st)
-        return st;
-    if (s->sampling.n_logprobs >= 0) {
-        s->gen.n_top = s->sampling.n_logprobs;
-        int64_t cap = DI_MIN(max_tokens, LOGPROBS_RESERVE / (s->gen.n_top + 1) + 1);
-        if ((st = grow_logprobs(s, cap, err)))
-            return st;
-    }
-    if (sub->n_force) {
-        s->force_ids = malloc(sub->n_force * sizeof *s->force_ids);
-        if (!s->force_ids)
-            return di_fail(err, DI_ERR_MEMORY, "%zu forced tokens", sub->n_force);
-        memcpy(s->force_ids, sub->force_ids, sub->n_force * sizeof *s->force_ids);
-        s->n_force = sub->n_force;
-        s->force_after = sub->force_after;
-    }
+    /* Fixed here from the prompt's own length (model.md 3.9), so that running it again gives the same. */
+    s->rect = c->keep > 0 && n_prompt > c->keep ? n_prompt - c->keep : 0;
     return DI_OK;
 }
 
-di_status di_sequence_create(di_sequence **out, di_core *engine, const di_submission *sub, di_error *err) {
-    di_status st = di_sampling_check(&sub->sampling, err);
-    if (st || (st = check_prompt(engine, sub, err)))
+static void set_seed(di_sequence *s, int32_t index) {
+    s->gen.index = index;
+    s->gen.has_seed = s->sampling.has_seed;
+    s->gen.seed = s->sampling.seed + (uint64_t)index;
+}
+
+static di_status fill(di_sequence *s, const di_submission *sub, int32_t index, di_error *err) {
+    di_core *c = s->core;
+    di_status st;
+    set_seed(s, index);
+    if ((st = make_tokens(s, sub, err)))
+        return st;
+    if ((st = copy_lists(s, sub, err)))
+        return st;
+    if ((st = make_text(s, sub, err)))
+        return st;
+    if ((st = make_logprobs(s, err)))
+        return st;
+    s->n_force = sub->n_force;
+    s->force_after = sub->force_after;
+    s->n_forced_first = sub->n_forced_first;
+    s->has_history = di_sampling_needs_history(&s->sampling);
+    if (s->has_history && di_sampling_needs_prompt_history(&s->sampling) &&
+        (st = di_history_add_prompt(&s->history, sub->ids, sub->n_ids, err)))
+        return st;
+    if ((st = di_kv_chain_init(&s->chain, c->prefix, c->options.identity, sub->cache_salt, sub->cache_salt_len,
+                               c->prefix ? s->blocks_max : 0, err)))
+        return st;
+    return di_sched_attach(&c->queue, &s->item, sub->caller, sub->caller_len, err);
+}
+
+di_status di_sequence_create(di_sequence **out, di_core *core, const di_submission *sub, int32_t index, di_error *err) {
+    di_status st = check(core, sub, err);
+    if (st)
         return st;
     di_sequence *s = calloc(1, sizeof *s);
     if (!s)
         return di_fail(err, DI_ERR_MEMORY, "sequence");
-    s->engine = engine;
+    s->core = core;
     s->callback = sub->callback;
     s->user = sub->user;
     s->sampling = sub->sampling;
     s->slot = -1;
-    s->gen.stop_hit = -1;
+    s->item.priority = sub->priority;
+    s->item.is_ready = true;
+    s->deadline_ns = sub->deadline_ns > 0 ? sub->deadline_ns : INT64_MAX;
+    s->gen.stop_hit = s->gen.stop_token = -1;
     s->gen.text = "";
     s->gen.submit_ns = di_clock_ns();
-    if ((st = fill(s, sub, err))) {
+    if ((st = fill(s, sub, index, err))) {
         di_sequence_destroy(s);
     } else {
         *out = s;
@@ -196,14 +266,18 @@ di_status di_sequence_create(di_sequence **out, di_core *engine, const di_submis
 void di_sequence_destroy(di_sequence *s) {
     if (!s)
         return;
+    di_sched_detach(&s->core->queue, &s->item);
+    di_kv_chain_deinit(&s->chain);
+    di_history_deinit(&s->history);
     di_parser_destroy(s->parser);
     di_stop_matcher_deinit(&s->stop);
     di_strbuf_deinit(&s->piece);
     di_strbuf_deinit(&s->text);
-    free(s->force_ids);
-    free(s->stop_memory);
+    free(s->memory);
     free(s->logprobs);
     free(s->top);
+    free(s->prompt_logprobs);
+    free(s->prompt_top);
     free(s->tokens);
     free(s->blocks);
     free(s);
@@ -287,7 +361,7 @@ static di_status take_text(di_sequence *s, di_error *err) {
 
 /* The output is over: everything that waits comes out. A stop string can still appear in it. */
 static di_status end_text(di_sequence *s, di_error *err) {
-    if (!s->engine->tok)
+    if (!s->core->tok)
         return DI_OK;
     di_strbuf_reset(&s->piece);
     di_detokenizer_flush(&s->detok, &s->piece);
@@ -316,28 +390,29 @@ static void end(di_sequence *s, di_finish reason) {
 /* ---- advancing ----------------------------------------------------------------------------------------------------
  */
 
-static di_status next_token(di_sequence *s, const float *logits, int32_t *token, di_error *err) {
-    di_core *e = s->engine;
+void di_sequence_sample_args(di_sequence *s, di_sample_args *args) {
     int64_t n = s->gen.n_tokens;
-    float *logprob = NULL;
-    di_logprob *top = NULL;
-    if (s->sampling.n_logprobs >= 0) {
-        if (n == s->logprobs_cap) {
-            di_status st = grow_logprobs(s, DI_MIN(n * 2, s->sampling.max_tokens), err);
-            if (st)
-                return st;
-        }
-        logprob = &s->logprobs[n];
-        top = s->gen.n_top ? &s->top[n * s->gen.n_top] : NULL;
+    int32_t forced = -1;
+    if ((size_t)n < s->n_forced_first) {
+        forced = s->forced_first[n];
+    } else if (s->is_forcing) {
+        forced = s->force_ids[s->n_forced];
     }
-    uint64_t position = (uint64_t)s->n_tokens;
-    if (!s->is_forcing)
-        return di_sample(&e->sampler, &s->sampling, logits, e->n_vocab, position, NULL, token, logprob, top, err);
-    *token = s->force_ids[s->n_forced];
-    return di_sample_forced(&e->sampler, &s->sampling, logits, e->n_vocab, position, NULL, *token, logprob, top, err);
+    *args = (di_sample_args){
+        .sampling = &s->sampling,
+        .seed = s->gen.seed,
+        .position = (uint64_t)s->n_tokens,
+        .n_output = n,
+        .eos_id = s->core->model.eos_id,
+        .blacklist = s->core->options.blacklist,
+        .history = s->has_history ? &s->history : NULL,
+        .forced = forced,
+    };
 }
 
 static void track_forcing(di_sequence *s, int32_t token) {
+    if ((size_t)s->gen.n_tokens <= s->n_forced_first)
+        return;
     if (s->is_forcing) {
         s->is_forcing = ++s->n_forced < s->n_force;
     } else if (s->n_force > s->n_forced && token == s->force_after) {
@@ -345,27 +420,67 @@ static void track_forcing(di_sequence *s, int32_t token) {
     }
 }
 
-static di_status advance(di_sequence *s, const float *logits, di_error *err) {
-    int32_t token;
-    di_status st = next_token(s, logits, &token, err);
-    if (st)
+static di_status keep_logprobs(di_sequence *s, float logprob, const di_logprob *top, di_error *err) {
+    int64_t n = s->gen.n_tokens, n_top = s->gen.n_top;
+    if (n == s->logprobs_cap) {
+        di_status st = grow_logprobs(s, DI_MIN(n * 2, s->sampling.max_tokens), err);
+        if (st)
+            return st;
+    }
+    s->logprobs[n] = logprob;
+    if (n_top)
+        memcpy(s->top + n * n_top, top, (size_t)n_top * sizeof *top);
+    return DI_OK;
+}
+
+void di_sequence_prompt_logprobs(di_sequence *s, int64_t position, float logprob, const di_logprob *top) {
+    int64_t n_top = s->gen.n_prompt_top;
+    s->prompt_logprobs[position] = logprob;
+    if (n_top)
+        memcpy(s->prompt_top + position * n_top, top, (size_t)n_top * sizeof *top);
+}
+
+void di_sequence_copy_prompt_logprobs(di_sequence *s, const di_sequence *leader) {
+    size_t n = (size_t)s->gen.n_prompt, n_top = (size_t)s->gen.n_prompt_top;
+    if (!s->prompt_logprobs)
+        return;
+    memcpy(s->prompt_logprobs, leader->prompt_logprobs, n * sizeof *s->prompt_logprobs);
+    if (n_top)
+        memcpy(s->prompt_top, leader->prompt_top, n * n_top * sizeof *s->prompt_top);
+}
+
+static bool is_stop_token(const di_sequence *s, int32_t token) {
+    for (size_t i = 0; i < s->sampling.n_stop_tokens; i++) {
+        if (s->sampling.stop_tokens[i] == token)
+            return true;
+    }
+    return false;
+}
+
+static di_status advance(di_sequence *s, int32_t token, float logprob, const di_logprob *top, di_error *err) {
+    di_status st;
+    if (s->sampling.n_logprobs >= 0 && (st = keep_logprobs(s, logprob, top, err)))
         return st;
-    track_forcing(s, token);
-    s->tokens[s->n_tokens++] = token;
+    if (s->has_history && (st = di_history_add_output(&s->history, &token, 1, err)))
+        return st;
+    s->n_tokens++; /* the runner has written it */
     s->gen.n_tokens++;
-    s->gen.last_ns = di_clock_ns();
-    if (!s->gen.first_ns)
-        s->gen.first_ns = s->gen.last_ns;
+    track_forcing(s, token);
     if (s->parser && di_parser_is_reasoning(s->parser))
         s->gen.reasoning_tokens++;
     if (s->callback && (st = s->callback(s->user, &s->gen, &(di_core_event){.kind = DI_CORE_TOKEN}, err)))
         return st;
 
-    if (token == s->engine->eos_id && !s->sampling.ignore_eos) {
+    if (token == s->core->model.eos_id && !s->sampling.ignore_eos) {
         end(s, DI_FINISH_STOP);
         return DI_OK;
     }
-    if (s->engine->tok) {
+    if (s->sampling.n_stop_tokens && is_stop_token(s, token)) {
+        s->gen.stop_token = token;
+        end(s, DI_FINISH_STOP);
+        return DI_OK;
+    }
+    if (s->core->tok) {
         di_strbuf_reset(&s->piece);
         di_detokenizer_push(&s->detok, token, &s->piece);
         if ((st = take_text(s, err)))
@@ -376,9 +491,9 @@ static di_status advance(di_sequence *s, const float *logits, di_error *err) {
     return DI_OK;
 }
 
-void di_sequence_advance(di_sequence *s, const float *logits) {
+void di_sequence_advance(di_sequence *s, int32_t token, float logprob, const di_logprob *top) {
     di_error err = {0};
-    di_status st = advance(s, logits, &err);
+    di_status st = advance(s, token, logprob, top, &err);
     if (st)
         fail(s, st, &err);
 }

@@ -1,203 +1,661 @@
-/* One step: end what was aborted, admit what fits, run one ragged forward, give every sequence its token.
+/* The step loop: end what is over, form and launch the next step, commit the one before, fill the next one's sampling.
  *
- * Admission is first come, first served and reserves all blocks that a request can ever need, so that a running
- * sequence never waits for memory. The batch takes the decode rows first (one a sequence), then chunks of prompts,
- * oldest first, as far as the budget of rows goes: a long prompt delays others by at most one budget's worth of rows.
+ * A step mixes decode rows and chunks of prompts in one forward. Decode rows come first; prompts get what the pace
+ * leaves (sched/pace.c), those under way before new ones, new ones as the queue says (sched/queue.c). A sequence whose
+ * last token is still being sampled can have its next row formed already: the runner puts the token in its place.
  *
- * There is one way out for every sequence, whatever ended it and wherever it stood: retire(). */
+ * A sequence takes blocks for its whole prompt when it is admitted and one at a time while it decodes. Admission leaves
+ * blocks free for the sequences that reach a border soon. Where a block is missing all the same, the sequence that goes
+ * last by priority and arrival gives its memory up and goes back to the queue; its full blocks stay in the prefix cache
+ * as long as nobody needs them, and what it has generated is kept.
+ *
+ * A stop is seen one step late: the rows that were run in vain are dropped. There is one way out for every sequence,
+ * whatever ended it and wherever it stood: retire(). */
 #include "engine_internal.h"
 
-static void hold(di_sequence *s) {
-    di_core *e = s->engine;
-    s->n_blocks = s->blocks_max;
-    e->stats.blocks_used_max = DI_MAX(e->stats.blocks_used_max, di_kv_pool_used(&e->kv.blocks));
-    s->gen.start_ns = di_clock_ns();
+enum { BORDER_AHEAD = 16 }; /* rows before a block's end from which on its sequence's next block is kept free */
+
+/* ---- the step's own memory ---- */
+
+di_status di_step_init(di_step *step, const di_core *c, di_error *err) {
+    size_t n = (size_t)c->options.seqs_max;
+    size_t n_snapshots = (size_t)(c->options.batch_tokens_max / DI_PAGE_TOKENS) + n;
+    size_t n_samples = (size_t)c->options.logits_max + n;
+    step->seqs = calloc(n, sizeof(di_sequence *));
+    step->epochs = calloc(n, sizeof *step->epochs);
+    step->rows = calloc(n, sizeof *step->rows);
+    step->blocks_at = calloc(n, sizeof *step->blocks_at);
+    step->page_copies = calloc(n, sizeof *step->page_copies);
+    step->slot_copies = calloc(2 * n + n_snapshots, sizeof *step->slot_copies);
+    step->snapshots = calloc(n_snapshots, sizeof *step->snapshots);
+    step->snapshot_of = calloc(n_snapshots, sizeof *step->snapshot_of);
+    step->samples = calloc(n_samples, sizeof *step->samples);
+    if (!step->seqs || !step->epochs || !step->rows || !step->blocks_at || !step->page_copies || !step->slot_copies ||
+        !step->snapshots || !step->snapshot_of || !step->samples)
+        return di_fail(err, DI_ERR_MEMORY, "steps of %zu sequences", n);
+    return DI_OK;
 }
 
-/* Gives back what a finished sequence holds, sends its last event and frees it. It is in no list any more. */
-static void retire(di_sequence *s) {
-    di_core *e = s->engine;
-    if (s->n_blocks)
-        di_kv_pool_release(&e->kv.blocks, s->blocks, s->n_blocks);
-    if (s->slot >= 0)
-        di_kv_pool_release(&e->kv.slots, &s->slot, 1);
-    s->n_blocks = 0;
-    s->slot = -1;
-    e->stats.n_finished++;
-    di_sequence_done(s);
-    di_sequence_destroy(s);
+void di_step_deinit(di_step *step) {
+    free(step->seqs);
+    free(step->epochs);
+    free(step->rows);
+    free(step->blocks_at);
+    free(step->blocks);
+    free(step->page_copies);
+    free(step->slot_copies);
+    free(step->snapshots);
+    free(step->snapshot_of);
+    free(step->samples);
+    free(step->tops);
+    *step = (di_step){0};
 }
 
-static void retire_finished(di_core *e) {
-    int32_t kept = 0;
-    for (int32_t i = 0; i < e->n_running; i++) {
-        if (e->running[i]->gen.finish == DI_FINISH_NONE) {
-            di_sequence *s = e->running[i];
-            e->running[i] = e->running[kept];
-            e->running[kept++] = s;
-        }
-    }
-    /* The finished ones now stand behind the others, in order only by chance of the swaps; oldest first again below.
-     * They leave the list before their events, which may submit or abort requests. */
-    int32_t n = e->n_running;
-    e->n_running = kept;
-    while (n > kept) {
-        int32_t oldest = kept;
-        for (int32_t i = kept + 1; i < n; i++) {
-            if (e->running[i]->gen.id < e->running[oldest]->gen.id)
-                oldest = i;
-        }
-        di_sequence *s = e->running[oldest];
-        e->running[oldest] = e->running[--n];
-        retire(s);
-    }
+static void reset(di_core *c, di_step *step) {
+    step->n_seqs = step->n_rows = step->n_samples = step->n_snapshots = 0;
+    step->n_blocks = step->n_tops = 0;
+    step->n_prompt_rows = step->context_sum = step->context_max = step->n_logits = 0;
+    step->follows = false;
+    /* Forks of the step before copy what it has left behind, before anything is added to it. */
+    memcpy(step->page_copies, c->late_page_copies, (size_t)c->n_late_page_copies * sizeof *step->page_copies);
+    memcpy(step->slot_copies, c->late_slot_copies, (size_t)c->n_late_slot_copies * sizeof *step->slot_copies);
+    step->n_page_copies = c->n_late_page_copies;
+    step->n_slot_copies = c->n_late_slot_copies;
+    c->n_late_page_copies = c->n_late_slot_copies = 0; /* forks of this step begin again */
 }
 
-static void end_aborted(di_core *e) {
-    bool is_any = false;
-    for (int32_t i = 0; i < e->n_running; i++) {
-        if (!e->running[i]->is_aborted)
-            continue;
-        di_sequence_abort(e->running[i]);
-        is_any = true;
+/* Block tables are copied, since a sequence's own may change while the step runs. */
+static bool keep_table(di_step *step, const di_sequence *s, int32_t n_blocks) {
+    size_t n = step->n_blocks + (size_t)n_blocks;
+    if (n > step->blocks_cap) {
+        size_t cap = DI_MAX(n, 2 * step->blocks_cap);
+        int32_t *grown = realloc(step->blocks, cap * sizeof *grown);
+        if (!grown)
+            return false;
+        step->blocks = grown;
+        step->blocks_cap = cap;
     }
-    if (is_any)
-        retire_finished(e);
-    /* Aborted ones leave the waiting list first and end afterwards: their events may change the list. */
-    di_sequence *aborted = NULL, **aborted_end = &aborted, **link = &e->waiting;
-    e->waiting_last = NULL;
-    while (*link) {
-        di_sequence *s = *link;
-        if (!s->is_aborted) {
-            e->waiting_last = s;
-            link = &s->next;
-            continue;
-        }
-        *link = s->next;
-        s->next = NULL;
-        *aborted_end = s;
-        aborted_end = &s->next;
-        e->n_waiting--;
-    }
-    for (di_sequence *s = aborted, *next; s; s = next) {
-        next = s->next;
-        di_sequence_abort(s);
-        retire(s);
-    }
+    memcpy(step->blocks + step->n_blocks, s->blocks, (size_t)n_blocks * sizeof *s->blocks);
+    step->n_blocks = n;
+    return true;
 }
 
-static void admit(di_core *e) {
-    while (e->waiting && e->n_running < e->options.seqs_max) {
-        di_sequence *s = e->waiting;
-        if (!di_kv_pool_alloc(&e->kv.slots, 1, &s->slot))
-            return;
-        if (!di_kv_pool_alloc(&e->kv.blocks, s->blocks_max, s->blocks)) {
-            di_kv_pool_release(&e->kv.slots, &s->slot, 1);
-            s->slot = -1;
-            return;
-        }
-        hold(s);
-        e->waiting = s->next;
-        if (!e->waiting)
-            e->waiting_last = NULL;
-        s->next = NULL;
-        e->n_waiting--;
-        e->running[e->n_running++] = s;
-    }
+/* ---- ways out -----------------------------------------------------------------------------------------------------
+ */
+
+static void leave_running(di_core *c, di_sequence *s) {
+    di_sequence *last = c->running[--c->n_running];
+    c->running[s->run_idx] = last;
+    last->run_idx = s->run_idx;
 }
 
-static void add_rows(di_core *e, di_sequence *s, int64_t n_rows, int32_t *n_seqs) {
-    e->batch[*n_seqs] = s;
-    e->rows[*n_seqs] = (di_seq_rows){
-        .tokens = s->tokens,
-        .pos0 = s->n_done,
-        .n_rows = (int32_t)n_rows,
-        .n_logits = s->n_done + n_rows == s->n_tokens,
-        .slot = s->slot,
-        .blocks = s->blocks,
-        .n_blocks = s->n_blocks,
-        .rect = s->rect,
-    };
-    ++*n_seqs;
+static void enqueue(di_core *c, di_sequence *s) {
+    s->state = DI_SEQ_WAITING;
+    di_sched_push(&c->queue, &s->item);
 }
 
-static int32_t form_batch(di_core *e) {
-    int64_t budget = e->options.batch_tokens_max;
-    int32_t n_seqs = 0;
-    for (int32_t i = 0; i < e->n_running; i++) {
-        di_sequence *s = e->running[i];
-        if (s->n_tokens - s->n_done != 1)
-            continue;
-        add_rows(e, s, 1, &n_seqs);
-        budget--;
+/* Samples that waited for s go their own way; the prefix cache spares them most of the prompt. */
+static void release_held(di_core *c, di_sequence *s) {
+    for (di_sequence *held = s->held, *next; held; held = next) {
+        next = held->next_held;
+        held->leader = held->next_held = NULL;
+        c->n_held--;
+        enqueue(c, held);
     }
-    for (int32_t i = 0; i < e->n_running && budget > 0; i++) {
-        di_sequence *s = e->running[i];
-        int64_t left = s->n_tokens - s->n_done;
-        if (left <= 1)
-            continue;
-        int64_t n = DI_MIN(left, DI_MIN(e->options.chunk_max, budget));
-        add_rows(e, s, n, &n_seqs);
-        budget -= n;
-    }
-    return n_seqs;
+    s->held = NULL;
 }
 
-/* Every sequence of the batch advances by its rows; those with logits get a token. Logits come in the order of the
- * rows. */
-static void commit(di_core *e, int32_t n_seqs, const float *logits) {
-    int64_t row = 0;
-    for (int32_t i = 0; i < n_seqs; i++) {
-        di_sequence *s = e->batch[i];
-        int64_t in_prompt = DI_MIN(e->rows[i].n_rows, DI_MAX(0, s->gen.n_prompt - s->n_done));
-        e->stats.prompt_tokens += in_prompt;
-        s->n_done += e->rows[i].n_rows;
-        if (!e->rows[i].n_logits)
-            continue;
-        di_error err = {0};
-        err.code = e->backend->device->download(e->device, e->logits, logits + row * e->n_vocab,
-                                                (size_t)e->n_vocab * sizeof *e->logits, &err);
-        row++;
-        if (err.code) {
-            di_sequence_fail(s, &err);
-            continue;
-        }
-        di_sequence_advance(s, e->logits);
-        e->stats.output_tokens++;
-    }
+static void leave_leader(di_core *c, di_sequence *s) {
+    di_sequence **link = &s->leader->held;
+    while (*link != s)
+        link = &(*link)->next_held;
+    *link = s->next_held;
+    s->leader = s->next_held = NULL;
+    c->n_held--;
 }
 
-static void run(di_core *e, int32_t n_seqs) {
-    di_batch batch = {
-        .n_seqs = n_seqs,
-        .seqs = e->rows,
-        .replay = e->options.replay,
-        .pages = e->kv.pages,
-        .slots = e->kv.states,
-    };
-    float *logits = NULL;
-    di_error err = {0};
-    int64_t start_ns = di_clock_ns();
-    err.code = di_forward_run(e->forward, &batch, &logits, &err);
-    int64_t forward_ns = di_clock_ns();
-    e->stats.forward_ns += forward_ns - start_ns;
-    e->stats.n_steps++;
-    if (err.code) {
-        for (int32_t i = 0; i < n_seqs; i++)
-            di_sequence_fail(e->batch[i], &err);
+static void count_finish(di_core *c, const di_sequence *s) {
+    di_core_stats *st = &c->stats;
+    st->n_finished++;
+    st->finished_prompt_tokens += s->gen.n_prompt;
+    st->finished_output_tokens += s->gen.n_tokens;
+    switch (s->gen.finish) {
+    case DI_FINISH_LENGTH:
+        st->n_length++;
+        break;
+    case DI_FINISH_ABORT:
+        st->n_abort++;
+        break;
+    case DI_FINISH_ERROR:
+        st->n_error++;
+        break;
+    default:
+        st->n_stop++;
+    }
+    int64_t n = s->gen.n_tokens;
+    if (c->options.tpot_goal_ns > 0 && n > 1 && (s->gen.last_ns - s->gen.first_ns) / (n - 1) > c->options.tpot_goal_ns)
+        st->tpot_goal_missed++;
+}
+
+/* The end of a sequence that is finished: it gives back everything, sends its last event, and is freed as soon as no
+ * step holds it. The event may submit and abort other requests. */
+static void retire(di_core *c, di_sequence *s) {
+    switch (s->state) {
+    case DI_SEQ_RUNNING:
+        leave_running(c, s);
+        break;
+    case DI_SEQ_WAITING:
+        di_sched_remove(&c->queue, &s->item);
+        break;
+    case DI_SEQ_HELD:
+        leave_leader(c, s);
+        break;
+    case DI_SEQ_ENDED:
         return;
     }
-    commit(e, n_seqs, logits);
-    e->stats.sample_ns += di_clock_ns() - forward_ns;
+    release_held(c, s);
+    di_seq_release(c, s);
+    s->state = DI_SEQ_ENDED;
+    s->next_held = c->ended;
+    c->ended = s;
+    count_finish(c, s);
+    di_sequence_done(s);
 }
 
-bool di_core_step(di_core *e) {
-    end_aborted(e);
-    admit(e);
-    int32_t n_seqs = form_batch(e);
-    if (n_seqs > 0) {
-        run(e, n_seqs);
-        retire_finished(e);
+/* Frees what no step holds any more. */
+static void reap(di_core *c) {
+    di_sequence **link = &c->ended;
+    while (*link) {
+        di_sequence *s = *link;
+        if (s->n_flight > 0) {
+            link = &s->next_held;
+            continue;
+        }
+        *link = s->next_held;
+        di_core_unlink(c, s);
+        di_sequence_destroy(s);
     }
-    return di_core_pending(e) > 0;
+}
+
+static void preempt(di_core *c, di_sequence *s) {
+    di_seq_publish(c, s);
+    release_held(c, s);
+    leave_running(c, s);
+    di_seq_release(c, s);
+    s->gen.n_preempted++;
+    c->stats.n_preempted++;
+    enqueue(c, s);
+}
+
+static void end_from_outside(di_core *c) {
+    int64_t now_ns = c->deadline_next_ns < INT64_MAX ? di_clock_ns() : 0;
+    bool is_late = now_ns >= c->deadline_next_ns;
+    if (!c->has_aborted && !is_late)
+        return;
+    c->has_aborted = false;
+    if (is_late)
+        c->deadline_next_ns = INT64_MAX;
+    for (di_sequence *s = c->all, *next; s; s = next) {
+        next = s->next;
+        if (s->state == DI_SEQ_ENDED)
+            continue;
+        if (s->is_aborted) {
+            di_sequence_abort(s);
+            retire(c, s);
+        } else if (is_late && now_ns >= s->deadline_ns) {
+            di_error err = {0};
+            (void)di_fail(&err, DI_ERR_CANCELLED, "the deadline passed after %lld of at most %lld tokens",
+                          (long long)s->gen.n_tokens, (long long)s->sampling.max_tokens);
+            di_sequence_fail(s, &err);
+            c->stats.n_expired++;
+            retire(c, s);
+        } else if (is_late) {
+            c->deadline_next_ns = DI_MIN(c->deadline_next_ns, s->deadline_ns);
+        }
+    }
+}
+
+/* ---- forming ------------------------------------------------------------------------------------------------------
+ */
+
+/* Rows that could be run now: tokens that are known or on their way and have not been run. None where the answer is as
+ * long as it may be with what is on its way. */
+static int64_t rows_left(const di_sequence *s) {
+    if (s->gen.n_tokens + s->n_coming >= s->sampling.max_tokens)
+        return 0;
+    return s->n_tokens + s->n_coming - s->n_sched;
+}
+
+/* Gives every decoding sequence the block for its next row. */
+static void grow_running(di_core *c) {
+    for (int32_t i = 0; i < c->n_running;) {
+        di_sequence *s = c->running[i];
+        int64_t n = s->n_sched + 1;
+        if (rows_left(s) != 1 || n <= (int64_t)s->n_blocks * DI_PAGE_TOKENS || di_seq_grow(c, s, n)) {
+            i++;
+            continue;
+        }
+        di_sequence *victim = s;
+        for (int32_t k = 0; k < c->n_running; k++) {
+            if (di_sched_precedes(&victim->item, &c->running[k]->item))
+                victim = c->running[k];
+        }
+        int32_t at = victim->run_idx;
+        preempt(c, victim);
+        /* The last sequence of the array has moved to the victim's place; if that was passed already, look again. */
+        if (at < i)
+            i = at;
+    }
+}
+
+/* Whether s reaches the end of n_blocks blocks within a few rows and goes on behind it. */
+static bool is_near_border(const di_sequence *s, int64_t n_blocks) {
+    return n_blocks < s->blocks_max && s->n_tokens + s->n_coming + BORDER_AHEAD > n_blocks * DI_PAGE_TOKENS;
+}
+
+/* Blocks that must stay free for sequences that run: those that reach the end of their blocks within a few rows. */
+static int64_t reserved_blocks(const di_core *c) {
+    int64_t n = 0;
+    for (int32_t i = 0; i < c->n_running; i++)
+        n += is_near_border(c->running[i], c->running[i]->n_blocks);
+    return n;
+}
+
+static bool scores_prompt(const di_sequence *s) {
+    return s->sampling.n_prompt_logprobs >= 0 && s->gen.n_tokens + s->n_coming == 0;
+}
+
+/* The next row of the step's samples. */
+static di_step_row *add_sample(di_step *step, di_sequence *s, int64_t logits_row, int64_t position) {
+    di_step_row *row = &step->samples[step->n_samples++];
+    row->seq = s;
+    row->logits_row = (int32_t)logits_row;
+    row->position = position;
+    row->is_prompt = row->is_skipped = false;
+    row->fork_of = NULL;
+    row->n_top = -1;
+    row->top_at = 0;
+    row->error.code = DI_OK;
+    return row;
+}
+
+/* Samples beside s, whose prompt ends in this step: they draw their first token from the same row of logits. */
+static void fork_held(di_core *c, di_step *step, di_sequence *s, int64_t logits_row) {
+    int64_t n_reserved = reserved_blocks(c);
+    for (di_sequence *held = s->held, *next; held; held = next) {
+        next = held->next_held;
+        n_reserved += is_near_border(held, di_kv_blocks_for(held->n_tokens));
+        if (c->n_running == c->options.seqs_max || !di_seq_fork(c, held, s, n_reserved))
+            break; /* the rest is queued */
+        leave_leader(c, held);
+        held->state = DI_SEQ_RUNNING;
+        held->run_idx = c->n_running;
+        c->running[c->n_running++] = held;
+        held->gen.start_ns = s->gen.start_ns;
+        held->n_flight++;
+        held->n_coming++;
+        add_sample(step, held, logits_row, held->n_tokens)->fork_of = s;
+    }
+    release_held(c, s);
+}
+
+/* Puts n rows of s into the step. False when memory for its block table is short: then nothing is added. */
+static bool add_rows(di_core *c, di_step *step, di_sequence *s, int64_t n) {
+    int64_t pos0 = s->n_sched, end = pos0 + n, n_known = s->n_tokens + s->n_coming;
+    int32_t n_blocks = (int32_t)di_kv_blocks_for(end), k = step->n_seqs;
+    if (!keep_table(step, s, n_blocks))
+        return false;
+    bool draws = end == n_known;
+    int64_t n_scored = scores_prompt(s) ? n : 0, n_logits = n_scored > 0 ? n : draws;
+    int32_t first_snapshot = step->n_snapshots;
+    int32_t n_snapshots = di_seq_plan_snapshots(c, step, s, pos0, n);
+    step->seqs[k] = s;
+    step->epochs[k] = s->epoch;
+    step->blocks_at[k] = step->n_blocks - (size_t)n_blocks;
+    step->rows[k] = (di_seq_rows){
+        .tokens = s->tokens,
+        .pos0 = pos0,
+        .n_rows = (int32_t)n,
+        .n_logits = (int32_t)n_logits,
+        .slot = s->slot,
+        .n_blocks = n_blocks,
+        .rect = s->rect,
+        .valid_start = s->valid_start,
+        .page_from = s->page_from,
+        .n_snapshots = n_snapshots,
+        .snapshots = step->snapshots + first_snapshot,
+    };
+    step->n_seqs++;
+    step->n_rows += (int32_t)n;
+    step->context_sum += end;
+    step->context_max = DI_MAX(step->context_max, end);
+    step->follows = step->follows || s->n_flight > 0;
+    int64_t in_prompt = DI_MAX(DI_MIN(end, s->gen.n_prompt) - pos0, 0);
+    step->n_prompt_rows += in_prompt;
+    c->stats.prompt_tokens += in_prompt;
+    di_sched_charge(&c->queue, &s->item, n);
+
+    for (int64_t i = 0; i < n_scored && pos0 + i + 1 < s->gen.n_prompt; i++) {
+        di_step_row *row = add_sample(step, s, step->n_logits + i, pos0 + i + 1);
+        row->is_prompt = true;
+        row->token = s->tokens[pos0 + i + 1];
+    }
+    s->n_sched = end;
+    s->n_flight++;
+    step->n_logits += n_logits;
+    if (draws) {
+        add_sample(step, s, step->n_logits - 1, n_known);
+        s->n_coming++;
+        if (s->held)
+            fork_held(c, step, s, step->n_logits - 1);
+    }
+    return true;
+}
+
+/* What the step may still take. */
+typedef struct budget {
+    int64_t rows, prompt_rows, logits;
+} budget;
+
+/* A chunk of a prompt, as long as the budget allows; false when it allows none. */
+static bool add_chunk(di_core *c, di_step *step, di_sequence *s, budget *b) {
+    int64_t n = DI_MIN(DI_MIN(rows_left(s), c->options.chunk_max), DI_MIN(b->rows, b->prompt_rows));
+    if (scores_prompt(s))
+        n = DI_MIN(n, b->logits);
+    if (n <= 0 || b->logits <= 0 || step->n_seqs == c->options.seqs_max)
+        return false;
+    if (c->options.context_sum_max > 0 && step->n_seqs > 0 &&
+        step->context_sum + s->n_sched + n > c->options.context_sum_max)
+        return false;
+    int64_t logits_before = step->n_logits;
+    if (!add_rows(c, step, s, n))
+        return false;
+    b->rows -= n;
+    b->prompt_rows -= n;
+    b->logits -= step->n_logits - logits_before;
+    return true;
+}
+
+/* Prompt rows of this step by the pace; `first` is the prompt that has waited longest, NULL: none. */
+static int64_t pace(di_core *c, const di_step *step, const di_sequence *first, int64_t rows) {
+    if (c->options.tpot_goal_ns <= 0)
+        return rows;
+    di_pace_ask ask = {
+        .rows_max = rows,
+        .rows_wanted = rows,
+        .n_decode = step->n_seqs,
+        .waited_ns = first && first->gen.n_tokens == 0 ? di_clock_ns() - first->gen.submit_ns : -1,
+        .rows_to_go = first ? first->n_tokens - first->n_sched : 0,
+    };
+    return di_pace_rows(&c->pace, &ask);
+}
+
+static di_sequence *sequence_of(di_sched_item *item) {
+    return item ? (di_sequence *)(void *)((char *)item - offsetof(di_sequence, item)) : NULL;
+}
+
+static void admit(di_core *c, di_step *step, budget *b) {
+    int64_t n_reserved = reserved_blocks(c);
+    while (c->n_running < c->options.seqs_max && step->n_seqs < c->options.seqs_max && b->rows > 0 &&
+           b->prompt_rows > 0 && b->logits > 0) {
+        di_sequence *s = sequence_of(di_sched_peek(&c->queue));
+        if (!s)
+            return;
+        n_reserved += is_near_border(s, di_kv_blocks_for(s->n_tokens + s->n_coming));
+        if (!di_seq_admit(c, step, s, n_reserved))
+            return;
+        di_sched_remove(&c->queue, &s->item);
+        s->state = DI_SEQ_RUNNING;
+        s->run_idx = c->n_running;
+        c->running[c->n_running++] = s;
+        if (!s->gen.start_ns) {
+            s->gen.start_ns = di_clock_ns();
+            c->stats.queue_sum_ns += s->gen.start_ns - s->gen.submit_ns;
+        }
+        int32_t n_running = c->n_running;
+        if (!add_chunk(c, step, s, b))
+            return;
+        if (c->n_running > n_running) /* forks have joined */
+            n_reserved = reserved_blocks(c);
+    }
+}
+
+static void form(di_core *c, di_step *step) {
+    int32_t n_late_pages = c->n_late_page_copies, n_late_slots = c->n_late_slot_copies;
+    reset(c, step);
+    grow_running(c);
+    budget b = {.rows = c->options.batch_tokens_max, .logits = c->options.logits_max};
+    di_sequence *first = NULL; /* among prompts under way */
+    /* Forks that join meanwhile wait for the token that this step gives them. */
+    int32_t n_chunking = 0, n_running = c->n_running;
+    for (int32_t i = 0; i < n_running; i++) {
+        di_sequence *s = c->running[i];
+        int64_t n = rows_left(s);
+        if (n > 1) {
+            n_chunking++;
+            if (!first || di_sched_precedes(&s->item, &first->item))
+                first = s;
+        } else if (n == 1 && add_rows(c, step, s, 1)) {
+            b.rows--;
+            b.logits--;
+        }
+    }
+    di_sequence *head = sequence_of(di_sched_peek(&c->queue));
+    b.prompt_rows = pace(c, step, first ? first : head, b.rows);
+    c->stats.n_chunking = n_chunking;
+    /* Prompts under way, oldest first: there are few, and each turn takes the next in order. */
+    for (int32_t taken = 0; taken < n_chunking && first; taken++) {
+        if (!add_chunk(c, step, first, &b))
+            break;
+        const di_sequence *last = first;
+        first = NULL;
+        for (int32_t i = 0; i < c->n_running; i++) {
+            di_sequence *s = c->running[i];
+            if (s->n_sched < s->n_tokens - 1 && di_sched_precedes(&last->item, &s->item) && rows_left(s) > 1 &&
+                (!first || di_sched_precedes(&s->item, &first->item)))
+                first = s;
+        }
+    }
+    if (head)
+        admit(c, step, &b);
+    for (int32_t k = 0; k < step->n_seqs; k++)
+        step->rows[k].blocks = step->blocks + step->blocks_at[k];
+    if (step->n_seqs == 0) { /* not launched, and nothing was forked: the copies wait for the next one */
+        c->n_late_page_copies = n_late_pages;
+        c->n_late_slot_copies = n_late_slots;
+    }
+}
+
+/* ---- sampling's arguments ---- */
+
+/* Once the tokens before are committed: what each row of the step is drawn with. */
+static void fill_samples(di_core *c, di_step *step) {
+    (void)c;
+    for (int32_t i = 0; i < step->n_samples; i++) {
+        di_step_row *row = &step->samples[i];
+        di_sequence *s = row->seq;
+        row->is_skipped = di_sequence_is_finished(s);
+        if (row->is_skipped)
+            continue;
+        row->n_top = row->is_prompt ? s->sampling.n_prompt_logprobs : s->sampling.n_logprobs;
+        if (!row->is_prompt) {
+            DI_ASSERT(s->n_tokens == row->position);
+            di_sequence_sample_args(s, &row->args);
+        }
+        if (row->n_top <= 0)
+            continue;
+        size_t n = step->n_tops + (size_t)row->n_top;
+        if (n > step->tops_cap) {
+            size_t cap = DI_MAX(n, 2 * step->tops_cap);
+            di_logprob *grown = realloc(step->tops, cap * sizeof *grown);
+            if (!grown) {
+                di_error err = {0};
+                (void)di_fail(&err, DI_ERR_MEMORY, "%zu log-probabilities of a step", n);
+                di_sequence_fail(s, &err);
+                row->is_skipped = true;
+                continue;
+            }
+            step->tops = grown;
+            step->tops_cap = cap;
+        }
+        row->top_at = step->n_tops;
+        step->n_tops = n;
+    }
+}
+
+/* ---- committing ---------------------------------------------------------------------------------------------------
+ */
+
+static void take_first_token(di_core *c, di_sequence *s) {
+    int64_t ttft_ns = s->gen.first_ns - s->gen.submit_ns;
+    c->stats.n_ttft++;
+    c->stats.ttft_sum_ns += ttft_ns;
+    c->stats.ttft_max_ns = DI_MAX(c->stats.ttft_max_ns, ttft_ns);
+    if (c->options.ttft_goal_ns > 0 && ttft_ns > c->options.ttft_goal_ns)
+        c->stats.ttft_goal_missed++;
+}
+
+static void commit_row(di_core *c, const di_step *step, di_step_row *row, int64_t now_ns) {
+    di_sequence *s = row->seq;
+    const di_logprob *top = row->n_top > 0 ? step->tops + row->top_at : NULL;
+    bool is_over = di_sequence_is_finished(s);
+    if (row->is_prompt) {
+        if (is_over || row->is_skipped)
+            return;
+        if (row->error.code)
+            di_sequence_fail(s, &row->error);
+        else
+            di_sequence_prompt_logprobs(s, row->position, row->logprob, top);
+        return;
+    }
+    s->n_coming--;
+    if (row->fork_of)
+        s->n_flight--;
+    if (is_over || row->is_skipped) {
+        c->stats.n_dropped++;
+        return;
+    }
+    if (row->error.code) {
+        di_sequence_fail(s, &row->error);
+        return;
+    }
+    if (row->fork_of && s->sampling.n_prompt_logprobs >= 0) {
+        const di_generation *leader = &row->fork_of->gen;
+        if (leader->finish == DI_FINISH_ERROR && leader->n_tokens == 0) { /* some of the prompt was not scored */
+            di_sequence_fail(s, &leader->error);
+            return;
+        }
+        di_sequence_copy_prompt_logprobs(s, row->fork_of);
+    }
+    s->gen.last_ns = now_ns;
+    if (!s->gen.first_ns) {
+        s->gen.first_ns = now_ns;
+        take_first_token(c, s);
+    }
+    c->stats.output_tokens++;
+    di_sequence_advance(s, row->token, row->logprob, top);
+}
+
+static void count_step(di_core *c, const di_step *step) {
+    di_core_stats *st = &c->stats;
+    st->n_steps++;
+    if (step->n_prompt_rows > 0)
+        st->n_prefill_steps++;
+    else
+        st->n_decode_steps++;
+    st->forward_ns += step->forward_ns - step->start_ns;
+    st->sample_ns += step->end_ns - step->sample_ns;
+    if (step->follows)
+        st->wait_ns += DI_MAX(step->start_ns - c->last_end_ns, 0) + (step->sample_ns - step->forward_ns);
+    c->last_end_ns = step->end_ns;
+    st->context_sum = step->context_sum;
+    st->context_max = step->context_max;
+    st->step_rows = step->n_rows;
+    di_pace_learn(&c->pace, step->n_prompt_rows, step->n_rows - step->n_prompt_rows, step->end_ns - step->start_ns);
+}
+
+static void commit(di_core *c, di_step *step) {
+    count_step(c, step);
+    for (int32_t k = 0; k < step->n_seqs; k++) {
+        di_sequence *s = step->seqs[k];
+        s->n_flight--;
+        if (step->error.code) {
+            di_sequence_fail(s, &step->error);
+        } else if (step->epochs[k] == s->epoch) {
+            s->n_done += step->rows[k].n_rows;
+            di_seq_publish(c, s);
+        }
+    }
+    di_step_keep_snapshots(c, step);
+    for (int32_t i = 0; i < step->n_samples && step->error.code; i++) {
+        di_sequence_fail(step->samples[i].seq, &step->error); /* forks have no rows of their own */
+        step->samples[i].is_skipped = true;
+    }
+    int64_t now_ns = di_clock_ns();
+    for (int32_t i = 0; i < step->n_samples; i++)
+        commit_row(c, step, &step->samples[i], now_ns);
+    for (int32_t i = 0; i < step->n_samples; i++) {
+        if (di_sequence_is_finished(step->samples[i].seq))
+            retire(c, step->samples[i].seq);
+    }
+    for (int32_t k = 0; k < step->n_seqs && step->error.code; k++)
+        retire(c, step->seqs[k]);
+    reap(c);
+}
+
+/* ---- the turn ---- */
+
+/* Nothing runs and the next request can't be admitted: it never can. */
+static void refuse_head(di_core *c) {
+    di_sequence *s = sequence_of(di_sched_peek(&c->queue));
+    if (!s)
+        return;
+    di_error err = {0};
+    (void)di_fail(&err, DI_ERR_MEMORY, "%lld tokens need %lld KV blocks and a state slot, free are %d of %d blocks",
+                  (long long)s->n_tokens, (long long)di_kv_blocks_for(s->n_tokens),
+                  c->kv.blocks.n_free + di_prefix_idle(c->prefix), c->kv.blocks.n_units);
+    di_sequence_fail(s, &err);
+    retire(c, s);
+    reap(c);
+}
+
+static int64_t finish(di_core *c, di_step *step) {
+    int64_t start_ns = di_clock_ns();
+    di_runner_wait(&c->runner, step);
+    int64_t end_ns = di_clock_ns();
+    commit(c, step);
+    di_trace_span(c->options.trace, DI_TRACE_ENGINE, "wait", start_ns, end_ns, 0, NULL);
+    di_trace_span(c->options.trace, DI_TRACE_ENGINE, "commit", end_ns, di_clock_ns(), 0, NULL);
+    return end_ns - start_ns;
+}
+
+bool di_core_step(di_core *c) {
+    int64_t start_ns = di_clock_ns(), waited_ns = 0;
+    end_from_outside(c);
+    reap(c);
+    di_step *step = &c->steps[c->step_next], *before = c->in_flight;
+    form(c, step);
+    bool is_formed = step->n_seqs > 0;
+    if (is_formed) {
+        di_trace_arg args[] = {{"sequences", step->n_seqs}, {"rows", step->n_rows}, {"waiting", c->queue.n_items}};
+        di_trace_span(c->options.trace, DI_TRACE_ENGINE, "form", start_ns, di_clock_ns(), (int)DI_COUNT(args), args);
+        di_runner_launch(&c->runner, step);
+        c->step_next = !c->step_next;
+    }
+    c->in_flight = is_formed ? step : NULL;
+    if (before)
+        waited_ns += finish(c, before);
+    if (is_formed) {
+        fill_samples(c, step);
+        di_runner_sample(&c->runner, step);
+    }
+    if (is_formed && c->options.is_sync) {
+        waited_ns += finish(c, step);
+        c->in_flight = NULL;
+    }
+    if (!is_formed && !before)
+        refuse_head(c);
+    c->stats.host_ns += di_clock_ns() - start_ns - waited_ns;
+    di_core_log_stats(c);
+    return c->in_flight || di_core_pending(c) > 0;
 }

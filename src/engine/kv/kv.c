@@ -55,8 +55,11 @@ void di_kv_pool_release(di_kv_pool *pool, const int32_t *ids, int32_t n) {
     for (int32_t i = n - 1; i >= 0; i--) {
         int32_t id = ids[i];
         DI_ASSERT(id >= 0 && id < pool->n_units && pool->refs[id] > 0);
-        if (--pool->refs[id] > 0)
+        if (--pool->refs[id] > 0) {
+            if (pool->refs[id] == 1 && pool->on_single)
+                pool->on_single(pool->user, id);
             continue;
+        }
         pool->next[id] = -1;
         if (pool->tail >= 0) {
             pool->next[pool->tail] = id;

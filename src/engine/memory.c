@@ -1,0 +1,201 @@
+/* What a sequence holds of KV memory: blocks, a state slot, and the part of both that the prefix cache had already.
+ *
+ * A sequence that is admitted may start behind a cached prefix. Its blocks up to border H are shared; the window rings
+ * are not in blocks, so they come from a snapshot at a border S <= H, or are rebuilt by running the rows before H
+ * again:
+ *
+ *     0 ......... S ================ H ................. n_tokens
+ *                 rings from the     rows >= H write pages; rows before H only read them,
+ *                 snapshot           and bring the rings from S to H
+ *
+ * or, where S is far away or missing, from H - span on without rings, which is exact from H on (model.md 3.9). A border
+ * H without a snapshot is where paths part: the run takes one there, so that the next request finds it.
+ *
+ * All copies go through the step that is being formed. Steps run in order, so memory may be given back and handed out
+ * again at once, whatever a step in flight still does with it. */
+#include "engine_internal.h"
+
+static bool has_free(di_core *c, int64_t n) {
+    int64_t lack = n - c->kv.blocks.n_free;
+    return lack <= 0 || (lack <= di_prefix_idle(c->prefix) && di_prefix_evict(c->prefix, (int32_t)lack) >= lack);
+}
+
+bool di_seq_grow(di_core *c, di_sequence *s, int64_t n_tokens) {
+    int32_t n = (int32_t)di_kv_blocks_for(n_tokens) - s->n_blocks;
+    DI_ASSERT(s->n_blocks + n <= s->blocks_max);
+    if (n <= 0)
+        return true;
+    if (!has_free(c, n) || !di_kv_pool_alloc(&c->kv.blocks, n, s->blocks + s->n_blocks))
+        return false;
+    s->n_blocks += n;
+    c->stats.blocks_used_max =
+        DI_MAX(c->stats.blocks_used_max, di_kv_pool_used(&c->kv.blocks) - di_prefix_idle(c->prefix));
+    return true;
+}
+
+void di_seq_release(di_core *c, di_sequence *s) {
+    if (s->n_blocks)
+        di_kv_pool_release(&c->kv.blocks, s->blocks, s->n_blocks);
+    if (s->slot >= 0)
+        di_kv_pool_release(&c->kv.slots, &s->slot, 1);
+    di_kv_chain_reset(&s->chain);
+    s->n_blocks = 0;
+    s->slot = -1;
+    s->n_done = s->n_sched = 0;
+    s->valid_start = s->page_from = s->snapshot_at = 0;
+    s->epoch++;
+}
+
+/* Blocks that may come from the cache: at least one token is run; where replay drops rows, the consumers' rings must be
+ * made from the first row that is kept on; log-probabilities need every row. */
+static int32_t hit_max(const di_core *c, const di_sequence *s) {
+    if (!c->prefix || (s->sampling.n_prompt_logprobs >= 0 && s->gen.n_tokens + s->n_coming == 0))
+        return 0;
+    int64_t n = s->n_tokens - 1;
+    if (c->keep > 0)
+        n = DI_MIN(n, s->rect);
+    return (int32_t)(n / DI_PAGE_TOKENS);
+}
+
+/* Where a sequence starts whose hit is taken, and what has to be copied for it. */
+static void start_behind(di_core *c, di_step *step, di_sequence *s, di_kv_hit hit, int32_t snapshot) {
+    int64_t border = (int64_t)hit.n_blocks * DI_PAGE_TOKENS, state = (int64_t)hit.n_state * DI_PAGE_TOKENS;
+    int64_t rebuild = DI_MAX(border - c->model.window_span, (int64_t)0), start = DI_MAX(state, rebuild);
+    if (snapshot >= 0) {
+        if (start == state)
+            step->slot_copies[step->n_slot_copies++] = (di_copy){.dst = s->slot, .src = snapshot};
+        di_kv_pool_release(&c->kv.slots, &snapshot, 1); /* the copy is in its place on the stream */
+    }
+    s->valid_start = start == state ? 0 : start;
+    s->page_from = border;
+    s->snapshot_at = hit.n_state < hit.n_blocks ? border : 0;
+    s->n_done = s->n_sched = start;
+    c->stats.recomputed_tokens += border - start;
+    if (s->gen.n_preempted > 0)
+        return;
+    s->gen.n_cached = DI_MIN(start, s->gen.n_prompt);
+    c->stats.cached_tokens += s->gen.n_cached;
+}
+
+bool di_seq_admit(di_core *c, di_step *step, di_sequence *s, int64_t n_reserved) {
+    int64_t n_tokens = s->n_tokens + s->n_coming, n_blocks = di_kv_blocks_for(n_tokens);
+    int32_t cap = hit_max(c, s), snapshot = -1;
+    n_blocks = DI_MIN(n_blocks, s->blocks_max);
+    if (c->prefix && di_kv_chain_extend(&s->chain, s->tokens, NULL, s->n_tokens, NULL))
+        cap = 0; /* no memory for names: then nothing is found */
+    cap = DI_MIN(cap, s->chain.n_hashes);
+    di_kv_hit hit = di_prefix_peek(c->prefix, &s->chain, cap);
+    int64_t free_blocks = c->kv.blocks.n_free + di_prefix_idle(c->prefix);
+    if (n_blocks - hit.n_blocks + n_reserved > free_blocks)
+        return false;
+    if (!di_kv_pool_alloc(&c->kv.slots, 1, &s->slot)) {
+        s->slot = -1;
+        return false;
+    }
+    if (cap > 0)
+        hit = di_prefix_acquire(c->prefix, &s->chain, cap, s->blocks, &snapshot);
+    s->n_blocks = hit.n_blocks;
+    /* Blocks of the hit that nobody else used count as free no longer. */
+    free_blocks = c->kv.blocks.n_free + di_prefix_idle(c->prefix);
+    if (n_blocks - hit.n_blocks + n_reserved > free_blocks || !di_seq_grow(c, s, n_blocks * DI_PAGE_TOKENS)) {
+        if (snapshot >= 0)
+            di_kv_pool_release(&c->kv.slots, &snapshot, 1);
+        di_seq_release(c, s);
+        return false;
+    }
+    start_behind(c, step, s, hit, snapshot);
+    return true;
+}
+
+bool di_seq_fork(di_core *c, di_sequence *s, const di_sequence *leader, int64_t n_reserved) {
+    int64_t n = s->gen.n_prompt;
+    int32_t n_full = (int32_t)(n / DI_PAGE_TOKENS);
+    bool is_cut = n % DI_PAGE_TOKENS != 0;
+    if (is_cut + n_reserved > c->kv.blocks.n_free + di_prefix_idle(c->prefix) || (is_cut && !has_free(c, 1)))
+        return false;
+    if (!di_kv_pool_alloc(&c->kv.slots, 1, &s->slot)) {
+        s->slot = -1;
+        return false;
+    }
+    if (di_kv_chain_copy(&s->chain, &leader->chain, NULL)) {
+        di_kv_pool_release(&c->kv.slots, &s->slot, 1);
+        s->slot = -1;
+        return false;
+    }
+    for (int32_t i = 0; i < n_full; i++) {
+        s->blocks[i] = leader->blocks[i];
+        di_kv_pool_acquire(&c->kv.blocks, s->blocks[i]);
+    }
+    s->n_blocks = n_full;
+    if (is_cut) {
+        bool is_taken = di_kv_pool_alloc(&c->kv.blocks, 1, &s->blocks[s->n_blocks++]);
+        DI_ASSERT(is_taken);
+        c->late_page_copies[c->n_late_page_copies++] =
+            (di_copy){.dst = s->blocks[n_full], .src = leader->blocks[n_full]};
+    }
+    c->late_slot_copies[c->n_late_slot_copies++] = (di_copy){.dst = s->slot, .src = leader->slot};
+    s->n_done = s->n_sched = n;
+    s->valid_start = leader->valid_start;
+    s->page_from = leader->page_from;
+    s->gen.n_cached = n;
+    c->stats.n_forked++;
+    c->stats.cached_tokens += n;
+    return true;
+}
+
+void di_seq_publish(di_core *c, di_sequence *s) {
+    int64_t n_full = s->n_done / DI_PAGE_TOKENS;
+    if (!c->prefix || s->chain.n_shared >= n_full)
+        return;
+    /* Rows that are done have known tokens. */
+    if (di_kv_chain_extend(&s->chain, s->tokens, NULL, s->n_done, NULL))
+        return;
+    while (s->chain.n_shared < n_full) {
+        int32_t *block = &s->blocks[s->chain.n_shared];
+        *block = di_prefix_publish(c->prefix, &s->chain, *block);
+    }
+}
+
+/* Which borders are worth a snapshot: where paths parted before, the last one of the prompt, every one of the answer
+ * (the next turn of a conversation continues from there), and some on the way. */
+static bool wants_snapshot(const di_core *c, const di_sequence *s, int64_t border) {
+    if (border < s->page_from)
+        return false; /* on the way to a border whose rings may still be inexact */
+    if (border / DI_PAGE_TOKENS <= s->chain.n_shared &&
+        di_prefix_has_snapshot(c->prefix, &s->chain, (int32_t)(border / DI_PAGE_TOKENS)))
+        return false;
+    int64_t last = (s->gen.n_prompt - 1) / DI_PAGE_TOKENS * DI_PAGE_TOKENS;
+    return border == s->snapshot_at || border >= last || border / DI_PAGE_TOKENS % c->snapshot_every == 0;
+}
+
+int32_t di_seq_plan_snapshots(di_core *c, di_step *step, di_sequence *s, int64_t pos0, int64_t n_rows) {
+    int32_t first = step->n_snapshots;
+    if (!c->prefix || c->options.n_snapshots == 0)
+        return 0;
+    for (int64_t b = pos0 / DI_PAGE_TOKENS + 1; b * DI_PAGE_TOKENS <= pos0 + n_rows; b++) {
+        int64_t border = b * DI_PAGE_TOKENS;
+        if (!wants_snapshot(c, s, border))
+            continue;
+        int32_t slot = di_prefix_snapshot_reserve(c->prefix);
+        if (slot < 0)
+            continue;
+        if (border - c->model.window < pos0 && pos0 > 0)
+            step->slot_copies[step->n_slot_copies++] = (di_copy){.dst = slot, .src = s->slot};
+        step->snapshot_of[step->n_snapshots] =
+            (di_step_snapshot){.seq = s, .epoch = s->epoch, .slot = slot, .n_blocks = (int32_t)b};
+        step->snapshots[step->n_snapshots++] = (di_ring_snapshot){.at = border, .slot = slot};
+    }
+    return step->n_snapshots - first;
+}
+
+void di_step_keep_snapshots(di_core *c, di_step *step) {
+    for (int32_t i = 0; i < step->n_snapshots; i++) {
+        const di_step_snapshot *t = &step->snapshot_of[i];
+        bool is_good = !step->error.code && t->epoch == t->seq->epoch && t->n_blocks <= t->seq->chain.n_shared;
+        if (is_good) {
+            di_prefix_snapshot_attach(c->prefix, &t->seq->chain, t->n_blocks, t->slot);
+        } else {
+            di_prefix_snapshot_cancel(c->prefix, t->slot);
+        }
+    }
+}

@@ -1,0 +1,141 @@
+/* A model that costs nothing and forgets nothing: for the engine's properties.
+ *
+ * The value of a row is a hash of all tokens up to it. A page keeps the values of its positions, a state slot those of
+ * its window, as the model keeps keys; logits are made of the row's value. The forward checks that every value which
+ * the model would read is there and right, whatever blocks, copies, snapshots and cached prefixes the engine used, and
+ * that nothing is written where it must not be. */
+#ifndef DI_TEST_CORE_SIM_H
+#define DI_TEST_CORE_SIM_H
+
+#include "engine/engine.h"
+#include "harness.h"
+
+enum { SIM_VOCAB = 48, SIM_WINDOW = 24, SIM_SPAN = 100, SIM_RING = SIM_WINDOW + DI_BACKTRACK, SIM_EOS = 1 };
+
+typedef struct sim {
+    di_backend backend;
+    di_device *device;
+    float *logits;
+    int64_t logits_cap;
+    int64_t n_rows, n_written; /* rows run; rows whose page value was written */
+    int fail_every;            /* a forward in so many fails; 0: none */
+    int32_t nan_token;         /* rows of this token have a NaN among their logits; 0: none */
+    bool has_failed;           /* the forward before this one */
+    int64_t n_forwards;
+    int32_t n_seqs_last, rows_last; /* of the last forward */
+} sim;
+
+static inline uint64_t sim_value(uint64_t before, int32_t token) {
+    return di_mix64(before * 31 + (uint64_t)token + 1);
+}
+
+/* The forward runs on the core's thread, where a test can't fail: what is wrong goes to stderr and ends the program.
+ * Only the forward behind one that failed finds nothing where rows were to be, for sequences that are over already and
+ * in flight still: those get garbage and give NaN, as the model would, and nobody may ever see of it. */
+#define sim_check(cond)                                                                                                \
+    do {                                                                                                               \
+        if (!(cond) && m->has_failed) {                                                                                \
+            is_lost = true;                                                                                            \
+        } else if (!(cond)) {                                                                                          \
+            fprintf(stderr,                                                                                            \
+                    "core_sim: %s does not hold at position %lld of %lld+%d, pages from %lld, valid from %lld\n",      \
+                    #cond, (long long)p, (long long)q->pos0, q->n_rows, (long long)q->page_from,                       \
+                    (long long)q->valid_start);                                                                        \
+            abort();                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+static inline void sim_seq(sim *m, const di_batch *batch, const di_seq_rows *q, float **out) {
+    uint64_t *ring = (uint64_t *)(void *)(batch->slots + (size_t)q->slot * SIM_RING * sizeof(uint64_t));
+    uint64_t v = 0x1234;
+    int64_t end = q->pos0 + q->n_rows;
+    bool is_lost = false;
+    for (int64_t p = 0; p < end; p++) {
+        sim_check(q->tokens[p] >= 0 && q->tokens[p] < SIM_VOCAB);
+        v = sim_value(v, q->tokens[p]) ^ (is_lost ? 0x5555 : 0);
+        uint64_t *page = (uint64_t *)(void *)(batch->pages + (size_t)q->blocks[p / DI_PAGE_TOKENS] * DI_PAGE_TOKENS *
+                                                                 sizeof(uint64_t)) +
+                         p % DI_PAGE_TOKENS;
+        if (p < q->pos0 || p < q->page_from)
+            sim_check(*page == v); /* stored by an earlier forward, of whichever sequence */
+        if (p < q->pos0) {
+            if (p >= q->valid_start && p > q->pos0 - SIM_WINDOW)
+                sim_check(ring[p % SIM_RING] == v);
+            continue;
+        }
+        if (p >= q->page_from) {
+            /* What is written must be exact: from the start on, or behind a whole span of rebuilt rows. */
+            sim_check(q->valid_start == 0 || p >= q->valid_start + SIM_SPAN);
+            *page = v;
+            m->n_written++;
+        }
+        ring[p % SIM_RING] = v;
+        for (int32_t i = 0; i < q->n_snapshots; i++) {
+            const di_ring_snapshot *t = &q->snapshots[i];
+            sim_check(t->at > q->pos0 && t->at <= end && t->at % DI_PAGE_TOKENS == 0 && t->slot != q->slot);
+            if (p < t->at && p >= t->at - SIM_WINDOW)
+                ((uint64_t *)(void *)(batch->slots + (size_t)t->slot * SIM_RING * sizeof(uint64_t)))[p % SIM_RING] = v;
+        }
+        m->n_rows++;
+        if (p < end - q->n_logits)
+            continue;
+        sim_check(q->valid_start == 0 || p >= q->valid_start + SIM_SPAN);
+        for (int32_t t = 0; t < SIM_VOCAB; t++)
+            (*out)[t] = (float)(di_mix64(v + (uint64_t)t * 7919) >> 40) * (8.0f / (1 << 24));
+        if (is_lost || (m->nan_token && q->tokens[p] == m->nan_token))
+            (*out)[SIM_VOCAB / 2] = NAN;
+        *out += SIM_VOCAB;
+    }
+}
+
+static inline di_status sim_forward(void *self, const di_batch *batch, float **logits, di_error *err) {
+    sim *m = self;
+    int64_t n = 0;
+    m->n_seqs_last = batch->n_seqs;
+    m->rows_last = 0;
+    for (int32_t s = 0; s < batch->n_seqs; s++) {
+        n += batch->seqs[s].n_logits;
+        m->rows_last += batch->seqs[s].n_rows;
+    }
+    m->n_forwards++;
+    if (m->fail_every && m->n_forwards % m->fail_every == 0) {
+        m->has_failed = true;
+        return di_fail(err, DI_ERR_DEVICE, "the device has a bad day");
+    }
+    if (n > m->logits_cap) {
+        m->logits_cap = n;
+        m->logits = realloc(m->logits, (size_t)n * SIM_VOCAB * sizeof *m->logits);
+        if (!m->logits)
+            return di_fail(err, DI_ERR_MEMORY, "logits");
+    }
+    float *out = m->logits;
+    for (int32_t s = 0; s < batch->n_seqs; s++)
+        sim_seq(m, batch, &batch->seqs[s], &out);
+    *logits = m->logits;
+    m->has_failed = false;
+    return DI_OK;
+}
+
+static inline void sim_open(sim *m, int threads) {
+    di_error err = {0};
+    *m = (sim){0};
+    di_test_ok(di_backend_find("cpu", &m->backend, &err), &err);
+    di_test_ok(m->backend.device->open(&m->device, &(di_device_config){.n_threads = threads}, &err), &err);
+}
+
+static inline void sim_close(sim *m) {
+    m->backend.device->close(m->device);
+    free(m->logits);
+}
+
+static inline di_core *sim_core(sim *m, const di_core_options *options) {
+    di_executor executor = {.self = m, .forward = sim_forward};
+    di_core_model model = {.n_vocab = SIM_VOCAB, .eos_id = SIM_EOS, .window = SIM_WINDOW, .window_span = SIM_SPAN};
+    di_memory_plan plan = {.page_bytes = DI_PAGE_TOKENS * sizeof(uint64_t), .slot_bytes = SIM_RING * sizeof(uint64_t)};
+    di_core *core = NULL;
+    di_error err = {0};
+    di_test_ok(di_core_create_on(&core, &executor, &model, &m->backend, m->device, &plan, NULL, options, &err), &err);
+    return core;
+}
+
+#endif
