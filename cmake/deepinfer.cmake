@@ -30,6 +30,10 @@ add_compile_options(-Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototy
                     -fno-math-errno)
 add_compile_options(-include ${CMAKE_SOURCE_DIR}/src/base/banned.h)
 add_compile_definitions(_GNU_SOURCE)
+# The engine checks its invariants after every step where speed doesn't matter.
+if(CMAKE_BUILD_TYPE STREQUAL Debug OR DEEPINFER_SANITIZE)
+    add_compile_definitions(DEEPINFER_DEBUG)
+endif()
 if(DEEPINFER_WERROR)
     add_compile_options(-Werror)
 endif()

@@ -34,9 +34,28 @@ def oracle_rounds(model, torch, seed):
 
 
 def ours(program, threads, what, name):
-    out = subprocess.run([program, "bench", what, "--json", "--threads", str(threads), "--model", str(ROOT / "models/tiny")],
+    out = subprocess.run([program, "bench", what, name, "--json", "--threads", str(threads), "--model", str(ROOT / "models/tiny")],
                          check=True, capture_output=True, text=True).stdout
     return next(r["value"] for r in map(json.loads, out.splitlines()) if r["name"] == name)
+
+
+def compare(program, threads, rounds):
+    """{work: {"deepinfer": tokens/s, "PyTorch": tokens/s}} for prefill and decode."""
+    import torch
+    from load import load
+    torch.set_num_threads(threads)
+    model = load(ROOT / "models/tiny").set_mode("dequant")
+    theirs, mine = {"prefill": [], "decode": []}, {"prefill": [], "decode": []}
+    with torch.no_grad():
+        oracle_rounds(model, torch, 0)
+        for i in range(rounds):
+            p, d = oracle_rounds(model, torch, i + 1)
+            theirs["prefill"].append(p)
+            theirs["decode"].append(d)
+            mine["prefill"].append(ours(program, threads, "prefill", "tiny_512"))
+            mine["decode"].append(ours(program, threads, "decode", "tiny_b1"))
+    return {work: {"deepinfer": statistics.median(mine[work]), "PyTorch": statistics.median(theirs[work])}
+            for work in ("prefill", "decode")}
 
 
 def main():
@@ -45,24 +64,11 @@ def main():
     ap.add_argument("--threads", type=int, default=2)
     ap.add_argument("--program", default=str(ROOT / "build/deepinfer"))
     a = ap.parse_args()
-    import torch
-    from load import load
-    torch.set_num_threads(a.threads)
-    model = load(ROOT / "models/tiny").set_mode("dequant")
-    theirs, mine = {"prefill": [], "decode": []}, {"prefill": [], "decode": []}
-    with torch.no_grad():
-        oracle_rounds(model, torch, 0)
-        for i in range(a.rounds):
-            p, d = oracle_rounds(model, torch, i + 1)
-            theirs["prefill"].append(p)
-            theirs["decode"].append(d)
-            mine["prefill"].append(ours(a.program, a.threads, "prefill", "tiny_512"))
-            mine["decode"].append(ours(a.program, a.threads, "decode", "tiny_b1"))
-    print(f"torch {torch.__version__}, {a.threads} threads, medians of {a.rounds} rounds, tokens/s")
+    found = compare(a.program, a.threads, a.rounds)
+    print(f"{a.threads} threads, medians of {a.rounds} rounds, tokens/s")
     print(f"{'work':10} {'deepinfer':>12} {'PyTorch':>12} {'ratio':>8}")
-    for work in ("prefill", "decode"):
-        x, y = statistics.median(mine[work]), statistics.median(theirs[work])
-        print(f"{work:10} {x:12.1f} {y:12.1f} {x / y:8.2f}")
+    for work, r in found.items():
+        print(f"{work:10} {r['deepinfer']:12.1f} {r['PyTorch']:12.1f} {r['deepinfer'] / r['PyTorch']:8.2f}")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ extern "C" {
     X(DI_ERR_MEMORY, "out of memory", 503, 4)                                                                          \
     X(DI_ERR_DISK, "out of disk space", 503, 4)                                                                        \
     X(DI_ERR_DEVICE, "device not available", 503, 4)                                                                   \
-    X(DI_ERR_BUSY, "busy", 503, 4)                                                                                     \
+    X(DI_ERR_BUSY, "busy", 429, 4)                                                                                     \
     X(DI_ERR_CANCELLED, "cancelled", 499, 1)                                                                           \
     X(DI_ERR_INTERNAL, "internal error", 500, 1)
 

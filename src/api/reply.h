@@ -98,4 +98,8 @@ di_json *di_reply_stream_response(const di_reply_stream *s);
 /* Chat with several choices, in the order given. */
 di_json *di_reply_chat_response(const di_reply_stream *const *choices, size_t n_choices, const di_reply_usage *usage);
 
+/* Type of a status in error objects of chat completions and Responses: "invalid_request_error" for what the request
+ * asks, "rate_limit_error" when busy, "server_error" for the rest. */
+const char *di_status_error_type(di_status status);
+
 #endif

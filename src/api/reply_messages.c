@@ -152,7 +152,9 @@ static di_status messages_finish(di_reply_stream *s, di_error *err) {
 
 static di_status messages_fail(di_reply_stream *s, di_status status, const char *message, di_error *err) {
     int http = di_status_http(status);
-    const char *type = http < 500 ? "invalid_request_error" : http == 503 ? "overloaded_error" : "api_error";
+    const char *type = status == DI_ERR_BUSY || http == 503 ? "overloaded_error"
+                       : http < 500                         ? "invalid_request_error"
+                                                            : "api_error";
     di_json *error = di_reply_object("type", di_reply_string(type), "message", di_reply_string(message), NULL);
     return di_reply_send(s, "error", di_reply_object("type", di_reply_string("error"), "error", error, NULL), err);
 }

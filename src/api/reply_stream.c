@@ -241,8 +241,14 @@ static di_status chat_finish(di_reply_stream *s, di_error *err) {
     return st == DI_OK && s->has_usage ? chat_end(s, err) : st;
 }
 
+const char *di_status_error_type(di_status status) {
+    if (status == DI_ERR_BUSY)
+        return "rate_limit_error";
+    return di_status_http(status) < 500 && status != DI_ERR_CANCELLED ? "invalid_request_error" : "server_error";
+}
+
 static di_status chat_fail(di_reply_stream *s, di_status status, const char *message, di_error *err) {
-    const char *type = di_status_http(status) < 500 ? "invalid_request_error" : "server_error";
+    const char *type = di_status_error_type(status);
     di_json *error = di_reply_object("message", di_reply_string(message), "type", di_reply_string(type), "param",
                                      di_json_new_null(), "code", di_reply_string(type), NULL);
     di_status st = di_reply_send(s, NULL, di_reply_object("error", error, NULL), err);

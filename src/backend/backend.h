@@ -7,6 +7,7 @@
 #ifndef DI_BACKEND_H
 #define DI_BACKEND_H
 
+#include "base/base.h"
 #include "ops.h"
 #include "tensor/tensor.h"
 
@@ -38,8 +39,10 @@ typedef struct di_device_info {
 
 /* How a device is opened. Zeroed is a good default. */
 typedef struct di_device_config {
-    int n_threads;   /* of the host, the caller counted; 0 = all */
-    bool is_pinned;  /* one processor of the host for each worker thread */
+    int n_threads;      /* of the host, the caller counted; 0 = all */
+    bool is_pinned;     /* one processor of the host for each worker thread */
+    bool is_order_free; /* a row's sums may depend on how many rows go with it, where that is faster; else a row gives
+                         * the same bits in any batch */
     const char *isa; /* level of the host's kernels by name; NULL and "auto" = the best. One that this machine lacks is
                       * DI_ERR_DEVICE. */
 } di_device_config;
@@ -55,6 +58,7 @@ typedef struct di_device_ops {
     size_t (*scratch_bytes)(di_device *dev, const di_limits *limits); /* what reserve would take; for the memory plan */
     di_status (*alloc)(di_device *dev, size_t n_bytes, void **out, di_error *err); /* zeroed, 64-byte aligned */
     void (*free)(di_device *dev, void *p);
+    /* Copies are done when they return; what streams still do with the memory is the caller's to wait for. */
     di_status (*upload)(di_device *dev, void *dst, const void *src, size_t n_bytes, di_error *err); /* host to device */
     di_status (*download)(di_device *dev, void *dst, const void *src, size_t n_bytes,
                           di_error *err);                                                         /* device to host */
@@ -64,6 +68,14 @@ typedef struct di_device_ops {
     di_status (*stream_sync)(di_stream *stream, di_error *err);
     /* Operations per second that bf16 products can reach at most on this device, by a probe of registers alone. */
     di_status (*measure)(di_device *dev, double *peak_bf16, di_error *err);
+    /* The last step of index_select alone, for measurements: the indices of the k best of scores [n], ascending, ties
+     * to the lower index, without NaN and -inf, padded with -1; idx [k]. Both in device memory, finished on return.
+     * NULL in a backend that doesn't take this step apart. */
+    void (*topk)(di_device *dev, const float *scores, int64_t n, int32_t k, int32_t *idx);
+    /* Host work beside the forwards (sampling): fn for every part on the threads that the device has on the host, in
+     * the caller's floating-point mode; worker is below host_threads. One caller of these and of streams at a time. */
+    int (*host_threads)(di_device *dev);
+    void (*host_run)(di_device *dev, di_pool_fn fn, void *ctx, int64_t n_parts);
     const char *(*stream_refused)(const di_stream *stream); /* operation that last refused its arguments; NULL = none */
 } di_device_ops;
 

@@ -249,6 +249,10 @@ static di_status set_value(di_options *opt, int id, const char *name, const char
         if (memory.code) {
             return di_fail(err, memory.code, "%s", memory.message);
         }
+        bool is_on;
+        if (!word && strcmp(row->words, "on|off") == 0 && parse_bool(text, &is_on)) {
+            word = is_on ? "on" : "off"; /* a switch that reads as a word takes what other switches take */
+        }
         is_ok = word != NULL;
         if (is_ok) {
             *(const char **)field = word;

@@ -13,10 +13,19 @@ typedef struct di_bench {
     const di_options *opt;
     const char *what;      /* bench that runs now; owned by nobody */
     di_pool *pool;         /* owned; for the machine's limits */
+    di_trace *trace;       /* owned; of all models; NULL: none */
     double read_bandwidth; /* bytes per second; 0 = not measured yet */
     double peak;           /* bf16 operations per second; 0 = not measured yet */
     int n_rows;
+    uint64_t selectors_used; /* bit i: argument i names a row that this machine can measure */
 } di_bench;
+
+/* Whether the command line asks for a row: every row where it names none. A bench asks for all rows of its own before
+ * it loads what they need. */
+bool di_bench_wants(di_bench *b, const char *name);
+
+/* The median of n values, which are sorted. */
+double di_bench_median(double *values, int n);
 
 /* Adds one row: runs [n] are the measured values; limit 0 means that there is none to name. */
 di_status di_bench_row(di_bench *b, const char *name, double *runs, int n, const char *unit, double limit,
@@ -28,10 +37,12 @@ di_status di_bench_bandwidth(di_bench *b, double *out, di_error *err);
 /* Operations per second of bf16 products that the device's threads together can do at most, by its own probe. */
 di_status di_bench_peak(di_bench *b, const di_device_ops *ops, di_device *device, double *out, di_error *err);
 
-/* The benches: kernels, model (prefill, decode) and tokenizer. */
+/* The benches: kernels, model (prefill, decode), batch, scheduler and tokenizer. */
 di_status di_bench_kernels(di_bench *b, di_error *err);
 di_status di_bench_prefill(di_bench *b, di_error *err);
 di_status di_bench_decode(di_bench *b, di_error *err);
+di_status di_bench_batch(di_bench *b, di_error *err);
+di_status di_bench_scheduler(di_bench *b, di_error *err);
 di_status di_bench_tokenizer(di_bench *b, di_error *err);
 
 #endif

@@ -2,14 +2,16 @@
  * calls them.
  *
  * Products: activations quantised as in faithful numerics, weights made up. GEMV rows walk over 1 GiB of matrices of
- * one shape, so that every weight comes from memory; their limit is the read bandwidth. GEMM rows use one matrix again
- * and again; their limit is the peak of bf16 arithmetic. Each row's result is checked against the sum in its
- * definition. */
-#include <math.h>
-
+ * one shape, so that every weight comes from memory; their limit is the read bandwidth, or the peak of bf16 arithmetic
+ * where that is reached first. GEMM rows use few matrices again and again; their limit is the peak. Each row's result
+ * is checked against the sum in its definition.
+ *
+ * The indexer's selection stands beside a partial sort of the same scores, on one thread each: the device's last step
+ * of the operation alone, since making the scores takes far longer. Both must choose the same entries. */
 #include "bench.h"
 
 enum { OUT = 2304, IN = 5120, ROWS_MAX = 512, GEMV_BYTES = 1 << 30 };
+enum { SCORES = 65536, BEST = 512, LISTS = 16 };
 
 typedef struct kernels {
     di_bench *b;
@@ -50,7 +52,7 @@ static void fill(const kernels *k, uint8_t *p, size_t n, uint64_t seed, uint8_t 
     di_pool_run(k->b->pool, fill_bytes, &job, (int64_t)DI_CEIL_DIV(n, (size_t)1 << 16));
 }
 
-static di_status take(kernels *k, size_t n, void *out, di_error *err) {
+static di_status take(const kernels *k, size_t n, void *out, di_error *err) {
     return k->backend.device->alloc(k->device, n + (1 << 16), out, err);
 }
 
@@ -111,7 +113,7 @@ static void make_weights(kernels *k, di_dtype dtype) {
     fill(k, k->scales, (size_t)k->n_mats * k->scale_bytes, 4, 0x01, 0x7A);
 }
 
-static di_status product(kernels *k, di_dtype dtype, int64_t i, int64_t rows) {
+static di_status product(const kernels *k, di_dtype dtype, int64_t i, int64_t rows) {
     di_mat w = mat_of(k, dtype, i);
     di_act x = {
         .dtype = DI_F8_E4M3, .n_rows = rows, .n_cols = IN, .stride = IN, .data = k->codes, .scale = k->x_scales};
@@ -135,25 +137,29 @@ static di_status check(const kernels *k, di_dtype dtype, int64_t i, int64_t rows
     return DI_OK;
 }
 
-static di_status gemv_row(kernels *k, const char *name, di_dtype dtype, int64_t rows, di_error *err) {
-    double runs[DI_BENCH_RUNS], bandwidth;
+static di_status gemv_row(const kernels *k, const char *name, di_dtype dtype, int64_t rows, di_error *err) {
+    double runs[DI_BENCH_RUNS], bandwidth, peak;
     di_status st = di_bench_bandwidth(k->b, &bandwidth, err);
+    if (!st)
+        st = di_bench_peak(k->b, k->backend.device, k->device, &peak, err);
+    double bytes = (double)(k->weight_bytes + k->scale_bytes);
     for (int i = -1; i < DI_BENCH_RUNS && !st; i++) {
         int64_t start_ns = di_clock_ns();
         for (int64_t m = 0; m < k->n_mats && !st; m++)
             st = product(k, dtype, m, rows);
         if (i >= 0)
-            runs[i] =
-                (double)k->n_mats * (double)(k->weight_bytes + k->scale_bytes) / (double)(di_clock_ns() - start_ns);
+            runs[i] = (double)k->n_mats * bytes / (double)(di_clock_ns() - start_ns);
     }
     if (!st)
         st = check(k, dtype, k->n_mats - 1, rows, err);
     if (st)
         return di_error_context(err, st, "%s", name);
-    return di_bench_row(k->b, name, runs, DI_BENCH_RUNS, "GB/s", bandwidth * 1e-9, "read_bandwidth", err);
+    double arithmetic = peak * bytes / (2.0 * (double)rows * OUT * IN); /* bytes a second at the peak */
+    return di_bench_row(k->b, name, runs, DI_BENCH_RUNS, "GB/s", DI_MIN(bandwidth, arithmetic) * 1e-9,
+                        arithmetic < bandwidth ? "peak_bf16" : "read_bandwidth", err);
 }
 
-static di_status gemm_row(kernels *k, const char *name, di_dtype dtype, di_error *err) {
+static di_status gemm_row(const kernels *k, const char *name, di_dtype dtype, di_error *err) {
     double runs[DI_BENCH_RUNS], peak;
     di_status st = di_bench_peak(k->b, k->backend.device, k->device, &peak, err);
     for (int i = -1; i < DI_BENCH_RUNS && !st; i++) {
@@ -171,30 +177,161 @@ static di_status gemm_row(kernels *k, const char *name, di_dtype dtype, di_error
     return di_bench_row(k->b, name, runs, DI_BENCH_RUNS, "GFLOP/s", peak * 1e-9, "peak_bf16", err);
 }
 
-di_status di_bench_kernels(di_bench *b, di_error *err) {
-    kernels k = {0};
-    double bandwidth = 0, peak = 0;
-    static const struct {
-        const char *m1, *m4, *m8, *m512;
-        di_dtype dtype;
-    } formats[] = {{"gemv_mxfp4_m1", "gemv_mxfp4_m4", "gemv_mxfp4_m8", "gemm_mxfp4_m512", DI_F4_E2M1},
-                   {"gemv_fp8_m1", "gemv_fp8_m4", "gemv_fp8_m8", "gemm_fp8_m512", DI_F8_E4M3}};
-    di_status st = di_bench_bandwidth(b, &bandwidth, err);
-    if (!st && !(st = open_kernels(&k, b, err)))
-        st = di_bench_peak(b, k.backend.device, k.device, &peak, err);
-    bandwidth *= 1e-9;
-    peak *= 1e-9;
-    if (!st)
-        st = di_bench_row(b, "read_bandwidth", &bandwidth, 1, "GB/s", 0, NULL, err);
-    if (!st)
-        st = di_bench_row(b, "peak_bf16", &peak, 1, "GFLOP/s", 0, NULL, err);
-    for (size_t i = 0; i < DI_COUNT(formats) && !st; i++) {
-        make_weights(&k, formats[i].dtype);
-        if ((st = gemv_row(&k, formats[i].m1, formats[i].dtype, 1, err)) ||
-            (st = gemv_row(&k, formats[i].m4, formats[i].dtype, 4, err)) ||
-            (st = gemv_row(&k, formats[i].m8, formats[i].dtype, 8, err)))
+/* ---- the indexer's selection ---- */
+
+typedef struct scored {
+    float score;
+    int32_t idx;
+} scored;
+
+/* Whether a is worse than b: a lower score, or the same at a higher index. */
+static bool is_worse(scored a, scored b) {
+    return a.score < b.score || (a.score == b.score && a.idx > b.idx);
+}
+
+/* Puts `v` into the heap of n, from its top down; the worst is at the top. */
+static void sift(scored *heap, int32_t n, int32_t at, scored v) {
+    for (;;) {
+        int32_t child = 2 * at + 1;
+        if (child >= n)
             break;
-        st = gemm_row(&k, formats[i].m512, formats[i].dtype, err);
+        if (child + 1 < n && is_worse(heap[child + 1], heap[child]))
+            child++;
+        if (!is_worse(heap[child], v))
+            break;
+        heap[at] = heap[child];
+        at = child;
+    }
+    heap[at] = v;
+}
+
+/* The peer: the k best by a heap of the best so far, as the partial sort of C++ finds them, the best first. */
+static void partial_sort(const float *s, int32_t n, int32_t k, scored *heap) {
+    for (int32_t i = 0; i < k; i++)
+        heap[i] = (scored){s[i], i};
+    for (int32_t i = k / 2 - 1; i >= 0; i--)
+        sift(heap, k, i, heap[i]);
+    for (int32_t i = k; i < n; i++) {
+        if (s[i] > heap[0].score) /* an equal one has the higher index */
+            sift(heap, k, 0, (scored){s[i], i});
+    }
+    for (int32_t i = k - 1; i > 0; i--) {
+        scored last = heap[i];
+        heap[i] = heap[0];
+        sift(heap, i, 0, last);
+    }
+}
+
+/* Whether idx, ascending, has the entries of `best`. */
+static bool is_same(const int32_t *idx, const scored *best, uint8_t *is_chosen) {
+    memset(is_chosen, 0, SCORES);
+    for (int32_t i = 0; i < BEST; i++)
+        is_chosen[best[i].idx] = 1;
+    for (int32_t i = 0; i < BEST; i++) {
+        if (idx[i] < 0 || idx[i] >= SCORES || !is_chosen[idx[i]] || (i && idx[i] <= idx[i - 1]))
+            return false;
+    }
+    return true;
+}
+
+/* Scores as the indexer makes them in faithful numerics: rounded to bf16, so that some tie. */
+static void fill_scores(float *s, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        uint64_t r = di_mix64((uint64_t)i + 77);
+        s[i] = di_round_bf16((float)((r & 0xFFFF) + (r >> 16 & 0xFFFF) + (r >> 32 & 0xFFFF)) * 0x1p-14f - 6.0f);
+    }
+}
+
+static di_status topk_row(const kernels *k, const char *name, di_error *err) {
+    const di_device_ops *dev = k->backend.device;
+    double runs[DI_BENCH_RUNS], peer[DI_BENCH_RUNS];
+    float *s = NULL;
+    int32_t *idx = NULL;
+    scored *best = malloc((size_t)LISTS * BEST * sizeof *best);
+    uint8_t *is_chosen = malloc(SCORES);
+    di_status st = DI_OK;
+    if (!best || !is_chosen)
+        st = di_fail(err, DI_ERR_MEMORY, "%s: no memory", name);
+    if (!st && !(st = take(k, sizeof *s * LISTS * SCORES, &s, err)))
+        st = take(k, sizeof *idx * LISTS * BEST, &idx, err);
+    if (!st)
+        fill_scores(s, (int64_t)LISTS * SCORES);
+    for (int i = -1; i < DI_BENCH_RUNS && !st; i++) {
+        int64_t start_ns = di_clock_ns();
+        for (int64_t l = 0; l < LISTS; l++)
+            dev->topk(k->device, s + l * SCORES, SCORES, BEST, idx + l * BEST);
+        int64_t between_ns = di_clock_ns();
+        for (int64_t l = 0; l < LISTS; l++)
+            partial_sort(s + l * SCORES, SCORES, BEST, best + l * BEST);
+        int64_t end_ns = di_clock_ns();
+        if (i >= 0) {
+            runs[i] = 1e3 * LISTS * SCORES / (double)(between_ns - start_ns);
+            peer[i] = 1e3 * LISTS * SCORES / (double)(end_ns - between_ns);
+        }
+        for (int64_t l = 0; l < LISTS && !st; l++) {
+            if (!is_same(idx + l * BEST, best + l * BEST, is_chosen))
+                st = di_fail(err, DI_ERR_INTERNAL, "%s: list %d: not the entries of the partial sort", name, (int)l);
+        }
+    }
+    if (!st)
+        st = di_bench_row(k->b, name, runs, DI_BENCH_RUNS, "Mscore/s", di_bench_median(peer, DI_BENCH_RUNS),
+                          "partial_sort", err);
+    if (s)
+        dev->free(k->device, s);
+    if (idx)
+        dev->free(k->device, idx);
+    free(best);
+    free(is_chosen);
+    return st;
+}
+
+/* ---- the rows ---- */
+
+static di_status limit_rows(kernels *k, di_error *err) {
+    double value;
+    di_status st = DI_OK;
+    if (di_bench_wants(k->b, "read_bandwidth") && !(st = di_bench_bandwidth(k->b, &value, err))) {
+        value *= 1e-9;
+        st = di_bench_row(k->b, "read_bandwidth", &value, 1, "GB/s", 0, NULL, err);
+    }
+    if (!st && di_bench_wants(k->b, "peak_bf16") &&
+        !(st = di_bench_peak(k->b, k->backend.device, k->device, &value, err))) {
+        value *= 1e-9;
+        st = di_bench_row(k->b, "peak_bf16", &value, 1, "GFLOP/s", 0, NULL, err);
+    }
+    return st;
+}
+
+di_status di_bench_kernels(di_bench *b, di_error *err) {
+    static const struct {
+        const char *name;
+        di_dtype dtype;
+        int64_t rows;
+    } products[] = {{"gemv_mxfp4_m1", DI_F4_E2M1, 1}, {"gemv_mxfp4_m4", DI_F4_E2M1, 4},
+                    {"gemv_mxfp4_m8", DI_F4_E2M1, 8}, {"gemm_mxfp4_m512", DI_F4_E2M1, ROWS_MAX},
+                    {"gemv_fp8_m1", DI_F8_E4M3, 1},   {"gemv_fp8_m4", DI_F8_E4M3, 4},
+                    {"gemv_fp8_m8", DI_F8_E4M3, 8},   {"gemm_fp8_m512", DI_F8_E4M3, ROWS_MAX}};
+    kernels k = {0};
+    bool has_weights = false;
+    di_dtype dtype = DI_F32; /* of the weights made last, where has_weights */
+    di_status st = open_kernels(&k, b, err);
+    if (!st)
+        st = limit_rows(&k, err);
+    for (size_t i = 0; i < DI_COUNT(products) && !st; i++) {
+        if (!di_bench_wants(b, products[i].name))
+            continue;
+        if (!has_weights || dtype != products[i].dtype)
+            make_weights(&k, products[i].dtype);
+        has_weights = true;
+        dtype = products[i].dtype;
+        st = products[i].rows == ROWS_MAX ? gemm_row(&k, products[i].name, dtype, err)
+                                          : gemv_row(&k, products[i].name, dtype, products[i].rows, err);
+    }
+    if (!st && di_bench_wants(b, "topk_512_of_65536")) {
+        if (k.backend.device->topk)
+            st = topk_row(&k, "topk_512_of_65536", err);
+        else
+            fprintf(stderr, "deepinfer: bench kernels: no row of the selection: the backend doesn't take it apart\n");
     }
     close_kernels(&k);
     return st;

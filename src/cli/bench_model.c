@@ -3,11 +3,12 @@
  * On the model of --model (the rows are named after the one that ships), then on two layers at the released dimensions
  * with made-up weights (--dummy-layers), where they fit. A prefill run is one prompt of 512 tokens up to its first
  * sampled token. A decode run is B sequences with prompts of 32 tokens and the steps after all of them have their first
- * token. Greedy, end marks ignored; prompts are made-up ids, so that caches and experts see varied input. The limits:
- * the bytes of weights that a step must read at least, at the measured read bandwidth. */
-#include "bench.h"
+ * token. Greedy, end marks ignored; prompts are made-up ids, so that caches and experts see varied input. The limit is
+ * what takes longer: reading the weights that a step needs at least, at the measured read bandwidth, or its operations
+ * at the measured peak. bench_batch.c measures by the same runs. */
+#include "bench_model.h"
 
-enum { PREFILL_TOKENS = 512, PROMPT_TOKENS = 32, DECODE_TOKENS = 64, BATCH_MAX = 16, LAYERS_BATCH = 8 };
+enum { PROMPT_TOKENS = 32, LAYERS_BATCH = 8 };
 
 typedef struct counter {
     int64_t n; /* tokens so far */
@@ -83,7 +84,7 @@ static di_status run_until(di_cli_model *m, const counter *c, int n_seqs, int64_
     }
 }
 
-static di_status open_for(di_bench *b, di_cli_model *m, int64_t batch_tokens, int32_t seqs, di_error *err) {
+di_status di_bench_model_open(di_bench *b, di_cli_model *m, int64_t batch_tokens, int32_t seqs, di_error *err) {
     di_options opt = *b->opt;
     if (!di_options_is_set(b->opt, DI_OPT_max_batched_tokens))
         opt.max_batched_tokens = batch_tokens;
@@ -91,13 +92,13 @@ static di_status open_for(di_bench *b, di_cli_model *m, int64_t batch_tokens, in
         opt.chunk = batch_tokens;
     if (!di_options_is_set(b->opt, DI_OPT_max_seqs))
         opt.max_seqs = seqs;
-    return di_cli_model_open(m, &opt, err);
+    return di_cli_model_open_traced(m, &opt, b->trace, err);
 }
 
 /* ---- what a step costs -------------------------------------------------------------------------------------------
  */
 
-/* Multiply-adds of one prompt row at position `pos`, head left out, twice over: operations. */
+/* Operations of one row at position `pos`, two a multiply-add; the head, which prompts need once, left out. */
 static double row_operations(const di_config *c, double pos) {
     double h = c->hidden, ad = (double)c->n_heads * c->head_dim, m = c->hc_mult, macs = 0;
     for (int32_t l = 0; l < c->n_layers; l++) {
@@ -115,52 +116,65 @@ static double row_operations(const di_config *c, double pos) {
     return 2 * macs;
 }
 
+di_status di_bench_step_limit(di_bench *b, const di_cli_model *m, int64_t n_rows, double pos_mean, int64_t n_logits,
+                              double *limit, const char **kind, di_error *err) {
+    const di_config *c = &m->loaded.config;
+    double bandwidth, peak;
+    di_status st = di_bench_bandwidth(b, &bandwidth, err);
+    if (!st)
+        st = di_bench_peak(b, m->loaded.backend.device, m->loaded.device, &peak, err);
+    if (st)
+        return st;
+    double operations =
+        (double)n_rows * row_operations(c, pos_mean) + 2.0 * (double)n_logits * (double)c->hidden * c->vocab;
+    double by_bytes = (double)n_rows * bandwidth / step_bytes(m, n_rows);
+    double by_operations = (double)n_rows * peak / operations;
+    *limit = DI_MIN(by_bytes, by_operations);
+    *kind = by_operations < by_bytes ? "peak_bf16" : "read_bandwidth";
+    return DI_OK;
+}
+
 /* ---- prefill ------------------------------------------------------------------------------------------------------
  */
 
-/* Times prompts of n tokens up to their first token. is_peak: the limit is arithmetic, else the read bandwidth. */
-static di_status prefill_row(di_bench *b, di_cli_model *m, const char *name, int64_t n, int n_runs, bool is_peak,
-                             di_error *err) {
+di_status di_bench_prefill_run(di_cli_model *m, int64_t n, uint64_t seed, double *rate, di_error *err) {
     int32_t *ids = malloc((size_t)n * sizeof *ids);
-    double runs[DI_BENCH_RUNS], limit = 0;
+    counter c = {0};
     if (!ids)
         return di_fail(err, DI_ERR_MEMORY, "a prompt of %lld tokens", (long long)n);
-    di_status st = is_peak ? di_bench_peak(b, m->loaded.backend.device, m->loaded.device, &limit, err)
-                           : di_bench_bandwidth(b, &limit, err);
-    for (int i = -1; i < n_runs && !st; i++) { /* one run to warm up */
-        counter c = {0};
-        fill_prompt(ids, n, m->loaded.config.vocab, (uint64_t)i + 1);
-        int64_t start_ns = di_clock_ns();
-        if ((st = submit(m, ids, n, 1, &c, err)) || (st = run_until(m, &c, 1, 1, err)))
-            break;
-        if (i >= 0)
-            runs[i] = (double)n / ((double)(di_clock_ns() - start_ns) * 1e-9);
-        while (di_core_step(m->engine)) {
-        }
+    fill_prompt(ids, n, m->loaded.config.vocab, seed);
+    int64_t start_ns = di_clock_ns();
+    di_status st = submit(m, ids, n, 1, &c, err);
+    if (!st && !(st = run_until(m, &c, 1, 1, err)))
+        *rate = (double)n / ((double)(di_clock_ns() - start_ns) * 1e-9);
+    while (!st && di_core_step(m->engine)) {
     }
     free(ids);
-    if (st)
-        return di_error_context(err, st, "%s", name);
-    if (is_peak) {
-        double operations = 0;
-        for (int64_t p = 0; p < n; p += 64)
-            operations += 64 * row_operations(&m->loaded.config, (double)p);
-        return di_bench_row(b, name, runs, n_runs, "tokens/s", limit * (double)n / operations, "peak_bf16", err);
-    }
-    return di_bench_row(b, name, runs, n_runs, "tokens/s", (double)n * limit / step_bytes(m, n), "read_bandwidth", err);
+    return st;
+}
+
+/* Times prompts of n tokens up to their first token. */
+static di_status prefill_row(di_bench *b, di_cli_model *m, const char *name, int64_t n, int n_runs, di_error *err) {
+    double runs[DI_BENCH_RUNS], limit;
+    const char *kind;
+    di_status st = di_bench_step_limit(b, m, n, (double)n / 2, 1, &limit, &kind, err);
+    for (int i = -1; i < n_runs && !st; i++) /* one run to warm up */
+        st = di_bench_prefill_run(m, n, (uint64_t)i + 1, &runs[DI_MAX(i, 0)], err);
+    return st ? di_error_context(err, st, "%s", name)
+              : di_bench_row(b, name, runs, n_runs, "tokens/s", limit, kind, err);
 }
 
 /* Opens the layers at the released dimensions; false, with a line on standard error, where nobody asked for them and
  * they don't fit. */
 static bool open_layers(di_bench *b, di_cli_model *m, int64_t batch_tokens, di_status *st, di_error *err) {
     di_options opt = *b->opt;
-    bool is_asked = opt.dummy_layers > 0;
-    opt.dummy_layers = is_asked ? opt.dummy_layers : 2;
+    bool is_asked = opt.dummy_layers > 0 || opt.args.n > 1;
+    opt.dummy_layers = opt.dummy_layers > 0 ? opt.dummy_layers : 2;
     opt.max_batched_tokens = batch_tokens;
     opt.chunk = batch_tokens;
     opt.max_seqs = LAYERS_BATCH;
     opt.max_model_len = batch_tokens + 256;
-    *st = di_cli_model_open(m, &opt, err);
+    *st = di_cli_model_open_traced(m, &opt, b->trace, err);
     if (*st == DI_ERR_MEMORY && !is_asked) {
         fprintf(stderr, "deepinfer: bench %s: no rows of layers at the released dimensions: %s\n", b->what,
                 err->message);
@@ -173,67 +187,89 @@ static bool open_layers(di_bench *b, di_cli_model *m, int64_t batch_tokens, di_s
 di_status di_bench_prefill(di_bench *b, di_error *err) {
     di_cli_model m = {0};
     di_status st = DI_OK;
-    if (!b->opt->dummy_layers) {
-        st = open_for(b, &m, PREFILL_TOKENS, BATCH_MAX, err);
+    if (!b->opt->dummy_layers && di_bench_wants(b, "tiny_512")) {
+        st = di_bench_model_open(b, &m, DI_BENCH_PREFILL, DI_BENCH_BATCH, err);
         if (!st)
-            st = prefill_row(b, &m, "tiny_512", PREFILL_TOKENS, DI_BENCH_RUNS, false, err);
+            st = prefill_row(b, &m, "tiny_512", DI_BENCH_PREFILL, DI_BENCH_RUNS, err);
         di_cli_model_close(&m);
     }
-    if (!st && open_layers(b, &m, 1024, &st, err)) {
-        st = prefill_row(b, &m, "layers_1024", 1024, 3, false, err);
+    if (!st && di_bench_wants(b, "layers_1024") && open_layers(b, &m, 1024, &st, err)) {
+        st = prefill_row(b, &m, "layers_1024", 1024, 3, err);
         di_cli_model_close(&m);
     }
-    if (!st && open_layers(b, &m, 8192, &st, err)) {
-        st = prefill_row(b, &m, "layers_8192", 8192, 1, true, err);
+    if (!st && di_bench_wants(b, "layers_8192") && open_layers(b, &m, 8192, &st, err)) {
+        st = prefill_row(b, &m, "layers_8192", 8192, 1, err);
         di_cli_model_close(&m);
     }
     return st;
 }
 
+/* ---- decode -------------------------------------------------------------------------------------------------------
+ */
+
+di_status di_bench_decode_run(di_cli_model *m, int n_seqs, int64_t n_tokens, uint64_t seed, double *rate,
+                              di_error *err) {
+    counter c[DI_BENCH_BATCH] = {{0}};
+    int32_t ids[PROMPT_TOKENS];
+    di_status st = DI_OK;
+    for (int s = 0; s < n_seqs && !st; s++) {
+        fill_prompt(ids, PROMPT_TOKENS, m->loaded.config.vocab, seed * DI_BENCH_BATCH + (uint64_t)s);
+        st = submit(m, ids, PROMPT_TOKENS, n_tokens + 1, &c[s], err);
+    }
+    if (st || (st = run_until(m, c, n_seqs, 1, err)))
+        return st;
+    int64_t start_ns = di_clock_ns(), before = 0, after = 0;
+    for (int s = 0; s < n_seqs; s++)
+        before += c[s].n;
+    while (di_core_step(m->engine)) {
+    }
+    for (int s = 0; s < n_seqs; s++)
+        after += c[s].n;
+    *rate = (double)(after - before) / ((double)(di_clock_ns() - start_ns) * 1e-9);
+    return DI_OK;
+}
+
 static di_status decode_row(di_bench *b, di_cli_model *m, const char *name, int n_seqs, int n_runs, int64_t n_tokens,
                             di_error *err) {
-    double runs[DI_BENCH_RUNS], bandwidth;
+    double runs[DI_BENCH_RUNS], limit;
+    const char *kind;
+    di_status st = di_bench_step_limit(b, m, n_seqs, PROMPT_TOKENS + (double)n_tokens / 2, n_seqs, &limit, &kind, err);
+    for (int i = -1; i < n_runs && !st; i++)
+        st = di_bench_decode_run(m, n_seqs, n_tokens, (uint64_t)i + 1, &runs[DI_MAX(i, 0)], err);
+    return st ? di_error_context(err, st, "%s", name)
+              : di_bench_row(b, name, runs, n_runs, "tokens/s", limit, kind, err);
+}
+
+typedef struct decode_case {
+    const char *name;
+    int n_seqs;
+} decode_case;
+
+static di_status decode_rows(di_bench *b, di_cli_model *m, const decode_case cases[2], int n_runs, int64_t n_tokens,
+                             di_error *err) {
     di_status st = DI_OK;
-    for (int i = -1; i < n_runs && !st; i++) {
-        counter c[BATCH_MAX] = {{0}};
-        int32_t ids[PROMPT_TOKENS];
-        for (int s = 0; s < n_seqs && !st; s++) {
-            fill_prompt(ids, PROMPT_TOKENS, m->loaded.config.vocab, ((uint64_t)i + 1) * BATCH_MAX + (uint64_t)s);
-            st = submit(m, ids, PROMPT_TOKENS, n_tokens + 1, &c[s], err);
-        }
-        if (st || (st = run_until(m, c, n_seqs, 1, err)))
-            return st;
-        int64_t start_ns = di_clock_ns(), before = 0, after = 0;
-        for (int s = 0; s < n_seqs; s++)
-            before += c[s].n;
-        while (di_core_step(m->engine)) {
-        }
-        for (int s = 0; s < n_seqs; s++)
-            after += c[s].n;
-        if (i >= 0)
-            runs[i] = (double)(after - before) / ((double)(di_clock_ns() - start_ns) * 1e-9);
+    for (int i = 0; i < 2 && !st; i++) {
+        if (di_bench_wants(b, cases[i].name))
+            st = decode_row(b, m, cases[i].name, cases[i].n_seqs, n_runs, n_tokens, err);
     }
-    if (st || (st = di_bench_bandwidth(b, &bandwidth, err)))
-        return st;
-    return di_bench_row(b, name, runs, n_runs, "tokens/s", n_seqs * bandwidth / step_bytes(m, n_seqs), "read_bandwidth",
-                        err);
+    return st;
 }
 
 di_status di_bench_decode(di_bench *b, di_error *err) {
+    static const decode_case tiny[2] = {{"tiny_b1", 1}, {"tiny_b16", DI_BENCH_BATCH}},
+                             layers[2] = {{"layers_b1", 1}, {"layers_b8", LAYERS_BATCH}};
     di_cli_model m = {0};
     di_status st = DI_OK;
-    if (!b->opt->dummy_layers) {
-        st = open_for(b, &m, PREFILL_TOKENS, BATCH_MAX, err);
+    bool wants_tiny = di_bench_wants(b, tiny[0].name) | di_bench_wants(b, tiny[1].name);
+    bool wants_layers = di_bench_wants(b, layers[0].name) | di_bench_wants(b, layers[1].name);
+    if (!b->opt->dummy_layers && wants_tiny) {
+        st = di_bench_model_open(b, &m, DI_BENCH_PREFILL, DI_BENCH_BATCH, err);
         if (!st)
-            st = decode_row(b, &m, "tiny_b1", 1, DI_BENCH_RUNS, DECODE_TOKENS, err);
-        if (!st)
-            st = decode_row(b, &m, "tiny_b16", BATCH_MAX, DI_BENCH_RUNS, DECODE_TOKENS, err);
+            st = decode_rows(b, &m, tiny, DI_BENCH_RUNS, DI_BENCH_DECODE, err);
         di_cli_model_close(&m);
     }
-    if (!st && open_layers(b, &m, 512, &st, err)) {
-        st = decode_row(b, &m, "layers_b1", 1, 3, 16, err);
-        if (!st)
-            st = decode_row(b, &m, "layers_b8", LAYERS_BATCH, 3, 16, err);
+    if (!st && wants_layers && open_layers(b, &m, 512, &st, err)) {
+        st = decode_rows(b, &m, layers, 3, 16, err);
         di_cli_model_close(&m);
     }
     return st;

@@ -67,31 +67,44 @@ static di_status encode_row(di_bench *b, const di_tokenizer *tok, const char *na
     return st;
 }
 
+/* Decodes the ids of the prose. */
+static di_status decode_row(di_bench *b, const di_tokenizer *tok, const char *name, di_ids *ids, di_error *err) {
+    di_strbuf text = {0};
+    double runs[DI_BENCH_RUNS];
+    prose(&text);
+    ids->len = 0;
+    di_status st = di_strbuf_status(&text, err);
+    if (!st)
+        st = di_tokenizer_encode(tok, text.data, text.len, false, ids, err);
+    for (int i = -1; i < DI_BENCH_RUNS && !st; i++) {
+        di_strbuf_reset(&text);
+        int64_t start_ns = di_clock_ns();
+        st = di_tokenizer_decode(tok, ids->data, ids->len, false, &text, err);
+        if (i >= 0)
+            runs[i] = (double)ids->len / ((double)(di_clock_ns() - start_ns) * 1e-9);
+    }
+    if (!st)
+        st = di_bench_row(b, name, runs, DI_BENCH_RUNS, "tokens/s", 0, NULL, err);
+    di_strbuf_deinit(&text);
+    return st;
+}
+
 di_status di_bench_tokenizer(di_bench *b, di_error *err) {
     di_tokenizer *tok = NULL;
-    di_strbuf path = {0}, text = {0};
+    di_strbuf path = {0};
     di_ids ids = {0};
-    double runs[DI_BENCH_RUNS];
     di_path_join(&path, b->opt->model, "tokenizer.json");
     di_status st = di_strbuf_status(&path, err);
     if (!st)
         st = di_tokenizer_open(&tok, path.data, err);
-    if (!st)
+    if (!st && di_bench_wants(b, "encode_code"))
         st = encode_row(b, tok, "encode_code", code, &ids, err);
-    if (!st)
+    if (!st && di_bench_wants(b, "encode_prose"))
         st = encode_row(b, tok, "encode_prose", prose, &ids, err);
-    for (int i = -1; i < DI_BENCH_RUNS && !st; i++) { /* the ids of the prose */
-        di_strbuf_reset(&text);
-        int64_t start_ns = di_clock_ns();
-        st = di_tokenizer_decode(tok, ids.data, ids.len, false, &text, err);
-        if (i >= 0)
-            runs[i] = (double)ids.len / ((double)(di_clock_ns() - start_ns) * 1e-9);
-    }
-    if (!st)
-        st = di_bench_row(b, "decode", runs, DI_BENCH_RUNS, "tokens/s", 0, NULL, err);
+    if (!st && di_bench_wants(b, "decode"))
+        st = decode_row(b, tok, "decode", &ids, err);
     di_tokenizer_close(tok);
     di_ids_deinit(&ids);
-    di_strbuf_deinit(&text);
     di_strbuf_deinit(&path);
     return st;
 }

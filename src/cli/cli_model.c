@@ -17,6 +17,7 @@ void di_cli_load_options(di_load_options *out, const di_options *opt) {
         .threads = (int)opt->threads,
         .cpu_isa = opt->cpu_isa,
         .is_pinned = opt->pin,
+        .is_order_free = strcmp(opt->batch_invariant, "off") == 0,
         .dummy = opt->dummy || opt->dummy_layers > 0,
         .dummy_layers = (int32_t)opt->dummy_layers,
         .numerics = strcmp(opt->numerics, "exact") == 0 ? DI_NUMERICS_EXACT : DI_NUMERICS_FAITHFUL,
@@ -27,6 +28,14 @@ void di_cli_load_options(di_load_options *out, const di_options *opt) {
         .kv_bytes = opt->kv_memory,
         .replay = DI_REPLAY_OFF,
         .replay_keep = opt->replay_keep,
+        .has_prefix_cache = !opt->no_prefix_cache,
+        .is_sync = strcmp(opt->async, "off") == 0,
+        .queue_max = opt->max_queue,
+        .context_sum_max = opt->max_context_sum,
+        .ttft_goal_ns = (int64_t)(opt->ttft_goal * 1e6),
+        .tpot_goal_ns = (int64_t)(opt->tpot_goal * 1e6),
+        .log_interval_steps = opt->log_interval,
+        .blacklist = opt->token_blacklist,
     };
     if (strcmp(opt->replay, "mask") == 0)
         out->replay = DI_REPLAY_MASK;
@@ -45,11 +54,17 @@ di_status di_cli_request_options(di_request_options *out, const di_options *opt,
     s->temperature = opt->temperature;
     s->top_p = opt->top_p;
     s->top_k = opt->top_k;
+    s->min_p = opt->min_p;
+    s->presence_penalty = opt->presence_penalty;
+    s->frequency_penalty = opt->frequency_penalty;
+    s->repetition_penalty = opt->repetition_penalty;
     s->has_seed = di_options_is_set(opt, DI_OPT_seed);
     s->seed = opt->seed;
     s->max_tokens = opt->max_tokens;
+    s->min_tokens = opt->min_tokens;
     s->ignore_eos = opt->ignore_eos;
     s->n_logprobs = (int32_t)opt->logprobs;
+    s->n_prompt_logprobs = (int32_t)opt->prompt_logprobs;
     s->logprobs_processed = strcmp(opt->logprobs_mode, "processed") == 0;
     return DI_OK;
 }
@@ -94,9 +109,10 @@ static void show_progress(void *user, uint64_t done, uint64_t total) {
     fflush(stderr);
 }
 
-static di_status open_model(di_cli_model *m, const di_options *opt, di_error *err) {
+static di_status open_model(di_cli_model *m, const di_options *opt, const di_trace *trace, di_error *err) {
     di_load_options load;
     di_cli_load_options(&load, opt);
+    load.trace = trace;
     progress p = {.start_ns = di_clock_ns()};
     if (isatty(STDERR_FILENO)) {
         load.progress = show_progress;
@@ -110,13 +126,39 @@ static di_status open_model(di_cli_model *m, const di_options *opt, di_error *er
     return st;
 }
 
+di_status di_cli_trace_open(di_trace **out, const di_options *opt, di_error *err) {
+    *out = NULL;
+    return opt->trace ? di_trace_open(out, opt->trace, err) : DI_OK;
+}
+
+void di_cli_trace_close(di_trace *trace) {
+    di_error err = {0};
+    if (di_trace_close(trace, &err))
+        di_error_log("%s", err.message);
+}
+
 di_status di_cli_model_open(di_cli_model *m, const di_options *opt, di_error *err) {
+    *m = (di_cli_model){0};
+    di_trace *trace;
+    di_status st = di_cli_trace_open(&trace, opt, err);
+    if (st)
+        return st;
+    st = di_cli_model_open_traced(m, opt, trace, err);
+    if (st) {
+        di_cli_trace_close(trace);
+    } else {
+        m->trace = trace;
+    }
+    return st;
+}
+
+di_status di_cli_model_open_traced(di_cli_model *m, const di_options *opt, const di_trace *trace, di_error *err) {
     *m = (di_cli_model){.start_ns = di_clock_ns()};
     di_status st = di_cli_request_options(&m->defaults, opt, err);
     if (!st)
         st = set_stops(m, opt, err);
     if (!st)
-        st = open_model(m, opt, err);
+        st = open_model(m, opt, trace, err);
     if (!st)
         st = di_load_core(&m->loaded, &m->engine, err);
     if (st) {
@@ -135,6 +177,8 @@ void di_cli_model_close(di_cli_model *m) {
     di_core_destroy(m->engine);
     m->engine = NULL;
     di_load_close(&m->loaded);
+    di_cli_trace_close(m->trace);
+    m->trace = NULL;
     free((void *)m->defaults.sampling.stop_len);
     m->defaults.sampling.stop_len = NULL;
     m->defaults.sampling.n_stop = 0;
@@ -174,6 +218,14 @@ di_status di_cli_submit(di_cli_model *m, const di_request *request, di_core_call
             .force_after = m->vocab.ids[DI_CHAT_END_THINK],
             .force_ids = forced.data,
             .n_force = forced.len,
+            .n = (int32_t)request->n,
+            .forced_first = request->forced,
+            .n_forced_first = request->n_forced,
+            .priority = request->priority,
+            .caller = request->caller.data,
+            .caller_len = request->caller.len,
+            .cache_salt = request->cache_salt.data,
+            .cache_salt_len = request->cache_salt.len,
             .callback = callback,
             .user = user,
         };
@@ -199,7 +251,8 @@ static double rate(int64_t n, int64_t ns) {
 
 void di_cli_print_request_stats(const di_generation *gen) {
     int64_t decode_ns = gen->last_ns - gen->first_ns;
-    fprintf(stderr, "prompt: %lld tokens, first token after %.3f s (%.0f tokens/s)\n", (long long)gen->n_prompt,
+    fprintf(stderr, "prompt: %lld tokens, %lld of them cached, first token after %.3f s (%.0f tokens/s)\n",
+            (long long)gen->n_prompt, (long long)gen->n_cached,
             gen->first_ns ? seconds(gen->first_ns - gen->submit_ns) : 0.0,
             gen->first_ns ? rate(gen->n_prompt, gen->first_ns - gen->start_ns) : 0.0);
     fprintf(stderr, "answer: %lld tokens in %.3f s (%.1f tokens/s), finish reason %s", (long long)gen->n_tokens,
@@ -221,6 +274,25 @@ void di_cli_print_stats(const di_cli_model *m) {
     fprintf(stderr, "tokens: %lld of prompts, %lld of answers, in %lld steps; forward %.3f s, sampling %.3f s\n",
             (long long)s.prompt_tokens, (long long)s.output_tokens, (long long)s.n_steps, seconds(s.forward_ns),
             seconds(s.sample_ns));
+    fprintf(stderr, "prefix cache: %lld tokens of prompts from %lld hits of %lld, %d blocks and %d snapshots kept\n",
+            (long long)s.cached_tokens, (long long)s.cache_hits, (long long)s.cache_queries, s.blocks_cached,
+            s.snapshots);
+    fprintf(stderr,
+            "scheduling: waited %.3f s on average before the first step and %.3f s at most for the first token; %lld "
+            "preempted, %lld tokens run again, compute idle for %.3f s between steps\n",
+            s.n_ttft ? seconds(s.queue_sum_ns) / (double)s.n_ttft : 0.0, seconds(s.ttft_max_ns),
+            (long long)s.n_preempted, (long long)s.recomputed_tokens, seconds(s.wait_ns));
+    if (s.n_error || s.n_abort || s.n_refused_busy || s.n_refused_invalid || s.n_expired)
+        fprintf(stderr,
+                "not completed: %lld failed (%lld too late), %lld aborted, %lld refused as busy, %lld as invalid\n",
+                (long long)s.n_error, (long long)s.n_expired, (long long)s.n_abort, (long long)s.n_refused_busy,
+                (long long)s.n_refused_invalid);
+    if (m->loaded.plan.engine.ttft_goal_ns > 0 || m->loaded.plan.engine.tpot_goal_ns > 0)
+        fprintf(stderr,
+                "goals: missed by %lld first tokens and %lld answers; the first token gave way in %lld steps, the time "
+                "per token in %lld\n",
+                (long long)s.ttft_goal_missed, (long long)s.tpot_goal_missed, (long long)s.ttft_gave_way,
+                (long long)s.tpot_gave_way);
     fprintf(stderr, "memory: %.1f MiB resident at most, %.1f MiB planned; %d of %d KV blocks used at most\n",
             (double)usage.ru_maxrss / 1024.0, (double)m->loaded.plan.total_bytes / 0x1p20, s.blocks_used_max, s.blocks);
     if (s.replay_keep > 0) {

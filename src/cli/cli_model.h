@@ -9,6 +9,7 @@
 typedef struct di_cli_model {
     di_loaded loaded; /* owned */
     di_core *engine;  /* owned */
+    di_trace *trace;  /* owned; NULL: off, or another's */
     di_chat_vocab vocab;
     bool has_vocab; /* false: vocab_error says why messages can't be encoded */
     di_error vocab_error;
@@ -23,7 +24,13 @@ di_status di_cli_request_options(di_request_options *out, const di_options *opt,
 
 /* Loads the model, with a progress bar on a terminal, and starts the engine. Zeroed storage is valid for close. */
 di_status di_cli_model_open(di_cli_model *m, const di_options *opt, di_error *err);
+/* The same, with events into a trace of the caller's (NULL: none) instead of the file that --trace names. */
+di_status di_cli_model_open_traced(di_cli_model *m, const di_options *opt, const di_trace *trace, di_error *err);
 void di_cli_model_close(di_cli_model *m);
+/* Opens the file of --trace; NULL without one. */
+di_status di_cli_trace_open(di_trace **out, const di_options *opt, di_error *err);
+/* Closes a trace, and logs when it is incomplete: what it was about is done and stays done. */
+void di_cli_trace_close(di_trace *trace);
 
 /* Checks, renders and queues a request; the callback gets its events. */
 di_status di_cli_submit(di_cli_model *m, const di_request *request, di_core_callback callback, void *user, uint64_t *id,

@@ -10,22 +10,37 @@ typedef struct bench_entry {
 } bench_entry;
 
 static const bench_entry benches[] = {
-    {"kernels", di_bench_kernels},
-    {"prefill", di_bench_prefill},
-    {"decode", di_bench_decode},
-    {"tokenizer", di_bench_tokenizer},
+    {"kernels", di_bench_kernels}, {"prefill", di_bench_prefill},     {"decode", di_bench_decode},
+    {"batch", di_bench_batch},     {"scheduler", di_bench_scheduler}, {"tokenizer", di_bench_tokenizer},
 };
+
+bool di_bench_wants(di_bench *b, const char *name) {
+    const di_string_list *args = &b->opt->args; /* WHAT, then names of rows */
+    bool is_wanted = args->n < 2;
+    for (size_t i = 1; i < args->n; i++) {
+        size_t len = strlen(args->items[i]);
+        if (len > 0 && strncmp(name, args->items[i], len) == 0 && (name[len] == '\0' || name[len] == '_')) {
+            b->selectors_used |= (uint64_t)1 << i;
+            is_wanted = true;
+        }
+    }
+    return is_wanted;
+}
 
 static int compare_doubles(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
 
+double di_bench_median(double *values, int n) {
+    qsort(values, (size_t)n, sizeof *values, compare_doubles);
+    return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
 di_status di_bench_row(di_bench *b, const char *name, double *runs, int n, const char *unit, double limit,
                        const char *limit_kind, di_error *err) {
     di_strbuf out = {0};
-    qsort(runs, (size_t)n, sizeof *runs, compare_doubles);
-    double value = n % 2 ? runs[n / 2] : (runs[n / 2 - 1] + runs[n / 2]) / 2;
+    double value = di_bench_median(runs, n);
     double spread = value > 0 ? (runs[n - 1] - runs[0]) / value : 0;
     if (b->opt->json) {
         di_strbuf_printf(&out, "{\"bench\":\"%s\",\"name\":\"%s\",\"value\":%.6g,\"unit\":\"%s\",", b->what, name,
@@ -135,13 +150,21 @@ int di_cmd_bench(const di_options *opt) {
         di_strbuf_deinit(&list);
         return di_cli_fail(&err);
     }
-    st = di_pool_create(&b.pool, (int)opt->threads, NULL, &err);
+    st = di_cli_trace_open(&b.trace, opt, &err);
+    if (!st)
+        st = di_pool_create(&b.pool, (int)opt->threads, NULL, &err);
     for (size_t i = 0; i < DI_COUNT(benches) && !st; i++) {
         if (what && strcmp(what, benches[i].name) != 0)
             continue;
         b.what = benches[i].name;
         st = di_error_context(&err, benches[i].run(&b, &err), "bench %s", b.what);
     }
+    for (size_t i = 1; i < opt->args.n && !st; i++) {
+        if (!(b.selectors_used >> i & 1))
+            st = di_fail(&err, DI_ERR_ARG, "bench %s: '%s' is no row nor the first words of one", b.what,
+                         opt->args.items[i]);
+    }
     di_pool_destroy(b.pool);
+    di_cli_trace_close(b.trace);
     return st ? di_cli_fail(&err) : 0;
 }

@@ -5,10 +5,8 @@
  * pieces: they never change the answer. Options: `initial` (null, "reasoning_start", "reasoning_continuation",
  * "content_continuation"), `parse_tool_calls` (true unless given), `starts_in_tool_calls`, `parse_json_output`, `stop`.
  * Every answer is written out before the next line is read, so that the command can be driven through a pipe. */
-#include <errno.h>
-
 #include "api/api.h"
-#include "cli.h"
+#include "lines.h"
 
 /* One line, read. Texts are borrowed from the JSON. */
 typedef struct parse_line {
@@ -225,7 +223,8 @@ static void append_error(di_strbuf *out, const parse_line *line, const di_error 
 }
 
 /* Appends the answer or the error of a line; false for an error. */
-static bool do_line(const char *text, size_t len, di_strbuf *out) {
+static bool do_line(void *ctx, const char *text, size_t len, di_strbuf *out) {
+    (void)ctx;
     di_json *json = NULL;
     di_error error;
     parse_line line = {0};
@@ -249,44 +248,7 @@ static bool do_line(const char *text, size_t len, di_strbuf *out) {
     return st == DI_OK;
 }
 
-static bool is_blank(const char *text, size_t len) {
-    for (size_t i = 0; i < len; i++) {
-        if (text[i] != ' ' && text[i] != '\t' && text[i] != '\r' && text[i] != '\n') {
-            return false;
-        }
-    }
-    return true;
-}
-
 int di_cmd_parse(const di_options *opt) {
     (void)opt; /* the format is the same for every model */
-    di_error err;
-    di_status st = DI_OK;
-    di_strbuf out = {0};
-    char *line = NULL;
-    size_t cap = 0;
-    bool has_bad_line = false;
-    while (st == DI_OK) {
-        errno = 0;
-        ssize_t len = getline(&line, &cap, stdin);
-        if (len < 0) {
-            if (!feof(stdin)) {
-                st = di_fail(&err, errno == ENOMEM ? DI_ERR_MEMORY : DI_ERR_IO, "standard input: %s",
-                             strerrordesc_np(errno));
-            }
-            break;
-        }
-        if (is_blank(line, (size_t)len)) {
-            continue;
-        }
-        di_strbuf_reset(&out);
-        has_bad_line = !do_line(line, (size_t)len, &out) || has_bad_line;
-        st = di_strbuf_status(&out, &err);
-        if (st == DI_OK && (st = di_cli_print(out.data, out.len, &err)) == DI_OK) {
-            st = di_cli_flush(&err);
-        }
-    }
-    free(line);
-    di_strbuf_deinit(&out);
-    return st != DI_OK ? di_cli_fail(&err) : has_bad_line ? 1 : 0;
+    return di_cli_answer_lines(do_line, NULL);
 }

@@ -4,9 +4,9 @@
  * With thinking, a terminal sees the thinking dimmed; a pipe gets the answer alone. The answer ends with a line feed of
  * ours.
  *
- * A batch keeps its results in the order of its lines: each line is a job in a list, results are written from the front
- * as far as they are done. Lines are read as long as the engine has room, without waiting for input while there is
- * work. */
+ * A batch keeps its results in the order of its lines: each line is a job in a list, with a result for each of its
+ * samples, and results are written from the front as far as they are done. Lines are read as long as the engine has
+ * room, without waiting for input while there is work. */
 #include <errno.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -197,40 +197,52 @@ out:
 /* ---- a batch ------------------------------------------------------------------------------------------------------
  */
 
+/* One sample of a line. */
+typedef struct job_sample {
+    di_reply reply; /* of messages */
+    di_strbuf result;
+} job_sample;
+
 typedef struct job job;
 struct job {
     job *next;
     struct batch *batch;
     di_request request;
-    di_reply reply; /* of messages */
-    di_strbuf result;
-    bool is_done;
+    job_sample *samples; /* owned [n]; NULL when the line was refused */
+    di_strbuf refused;   /* the result of a line that was */
+    int32_t n, n_left;   /* samples, and those that still run */
 };
 
 typedef struct batch {
     di_cli_model model;
     di_line_reader reader;
     job *first, *last; /* in the order of the lines */
+    job *held;         /* the last one, when it waits for room in the engine's queue; else NULL */
     int64_t n_jobs;
     bool is_end, is_interrupted, has_failed;
     const di_options *opt;
 } batch;
 
 static void job_destroy(job *j) {
+    for (int32_t i = 0; j->samples && i < j->n; i++) {
+        di_reply_deinit(&j->samples[i].reply);
+        di_strbuf_deinit(&j->samples[i].result);
+    }
+    free(j->samples);
     di_request_deinit(&j->request);
-    di_reply_deinit(&j->reply);
-    di_strbuf_deinit(&j->result);
+    di_strbuf_deinit(&j->refused);
     free(j);
 }
 
 static di_status on_job(void *user, const di_generation *gen, const di_core_event *event, di_error *err) {
     job *j = user;
+    job_sample *sample = &j->samples[gen->index];
     if (event->kind == DI_CORE_OUTPUT)
-        return di_reply_push(&j->reply, event->parsed, err);
+        return di_reply_push(&sample->reply, event->parsed, err);
     if (event->kind != DI_CORE_DONE)
         return DI_OK;
-    di_line_result(&j->result, &j->request, gen, j->request.input == DI_INPUT_CHAT ? &j->reply : NULL);
-    j->is_done = true;
+    di_line_result(&sample->result, &j->request, gen, j->request.input == DI_INPUT_CHAT ? &sample->reply : NULL);
+    j->n_left--;
     if (gen->finish == DI_FINISH_ERROR)
         j->batch->has_failed = true;
     return DI_OK;
@@ -242,6 +254,50 @@ static bool is_blank(const char *line, size_t len) {
             return false;
     }
     return true;
+}
+
+/* Memory for the samples of a request that was read. */
+static di_status make_samples(job *j, di_error *err) {
+    j->samples = calloc((size_t)j->request.n, sizeof *j->samples);
+    if (!j->samples)
+        return di_fail(err, DI_ERR_MEMORY, "request of %lld samples", (long long)j->request.n);
+    j->n = j->n_left = (int32_t)j->request.n;
+    for (int32_t i = 0; i < j->n; i++)
+        di_reply_init(&j->samples[i].reply, j->request.chat.thinking, di_random_u64());
+    return DI_OK;
+}
+
+static void refuse_job(job *j, di_status st, const di_error *err) {
+    di_line_error(&j->refused, &j->request, st, err);
+    j->n_left = 0;
+    j->batch->has_failed = true;
+}
+
+/* Whether the engine's queue has no room for n samples and will have some later. */
+static bool is_queue_full(const batch *b, int32_t n) {
+    if (b->opt->max_queue == 0 || di_core_pending(b->model.engine) == 0)
+        return false;
+    di_core_stats s;
+    di_core_stats_get(b->model.engine, &s);
+    return s.n_waiting + n > b->opt->max_queue;
+}
+
+/* Hands a job to the engine, or holds it back as long as the queue is full. */
+static void submit_job(batch *b, job *j) {
+    di_error err = {0};
+    di_status st = DI_OK;
+    b->held = NULL;
+    if (b->opt->max_queue > 0 && j->n > b->opt->max_queue) {
+        st = di_fail(&err, DI_ERR_REQUEST, "n: %d, expected 1 to %lld: --max-queue has room for no more", j->n,
+                     (long long)b->opt->max_queue);
+    } else if (is_queue_full(b, j->n)) {
+        b->held = j;
+        return;
+    }
+    if (!st)
+        st = di_cli_submit(&b->model, &j->request, on_job, j, NULL, &err);
+    if (st)
+        refuse_job(j, st, &err);
 }
 
 /* A line becomes a job; one that can't run has its result at once. */
@@ -259,20 +315,20 @@ static di_status add_job(batch *b, const char *line, size_t len, di_error *err) 
     b->n_jobs++;
     di_error refused = {0};
     di_status st = di_request_parse(&j->request, DI_API_LINE, line, len, &b->model.defaults, &refused);
-    if (!st) {
-        di_reply_init(&j->reply, j->request.chat.thinking, di_random_u64());
-        st = di_cli_submit(&b->model, &j->request, on_job, j, NULL, &refused);
-    }
+    if (!st)
+        st = make_samples(j, &refused);
     if (st) {
-        di_line_error(&j->result, &j->request, st, &refused);
-        j->is_done = true;
-        b->has_failed = true;
+        refuse_job(j, st, &refused);
+    } else {
+        submit_job(b, j);
     }
     return DI_OK;
 }
 
 static di_status read_lines(batch *b, di_error *err) {
-    while (!b->is_end && b->n_jobs < JOBS_MAX && di_core_pending(b->model.engine) < 2 * b->opt->max_seqs) {
+    if (b->held)
+        submit_job(b, b->held);
+    while (!b->held && !b->is_end && b->n_jobs < JOBS_MAX && di_core_pending(b->model.engine) < 2 * b->opt->max_seqs) {
         const char *line;
         size_t len;
         /* Results that are ready must not wait for the next line: those are written first. */
@@ -298,13 +354,26 @@ static di_status read_lines(batch *b, di_error *err) {
     return DI_OK;
 }
 
+static di_status write_line(const di_strbuf *line, di_error *err) {
+    di_status st = di_strbuf_status(line, err);
+    return st ? st : di_cli_print(line->data, line->len, err);
+}
+
+/* The results of a job: its refusal, or one line for each sample. */
+static di_status write_job(const job *j, di_error *err) {
+    di_status st = j->refused.len || j->refused.failed ? write_line(&j->refused, err) : DI_OK;
+    if (j->refused.len)
+        return st;
+    for (int32_t i = 0; i < j->n && !st; i++)
+        st = write_line(&j->samples[i].result, err);
+    return st;
+}
+
 static di_status write_results(batch *b, di_error *err) {
     bool is_any = false;
-    while (b->first && b->first->is_done) {
+    while (b->first && b->first->n_left == 0) {
         job *j = b->first;
-        di_status st = di_strbuf_status(&j->result, err);
-        if (!st)
-            st = di_cli_print(j->result.data, j->result.len, err);
+        di_status st = write_job(j, err);
         if (st)
             return st;
         b->first = j->next;
@@ -317,12 +386,24 @@ static di_status write_results(batch *b, di_error *err) {
     return is_any ? di_cli_flush(err) : DI_OK;
 }
 
+/* A job that never reached the engine has the result of one that was ended before its first token. */
+static void abort_held(batch *b) {
+    job *j = b->held;
+    b->held = NULL;
+    for (int32_t i = 0; i < j->n; i++) {
+        di_generation gen = {.index = i, .finish = DI_FINISH_ABORT, .text = "", .stop_hit = -1, .stop_token = -1};
+        on_job(j, &gen, &(di_core_event){.kind = DI_CORE_DONE}, NULL);
+    }
+}
+
 static di_status run_jobs(batch *b, di_error *err) {
     di_status st = DI_OK;
     while (!st && !(b->is_end && b->n_jobs == 0)) {
         if (di_interrupt_take()) {
             /* Lines that were not read have no result; those that were keep what they have. */
             b->is_interrupted = b->is_end = true;
+            if (b->held)
+                abort_held(b);
             di_core_abort_all(b->model.engine);
         }
         if ((st = read_lines(b, err)))

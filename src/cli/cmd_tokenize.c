@@ -5,16 +5,14 @@
  *
  * A line that can't be done gives {"error": {"type", "message"}}; the others still run and the exit status is 1 then.
  * Every result is written out before the next line is read, so that the command can be driven through a pipe. */
-#include <errno.h>
-
-#include "cli.h"
+#include "lines.h"
 #include "text/text.h"
 
 typedef struct tokenize_job {
     di_tokenizer *tok; /* owned */
     di_ids ids;        /* owned: of the current line */
     di_strbuf text;    /* owned: of the current line */
-    di_strbuf out;     /* owned: its result */
+    di_strbuf *out;    /* borrowed: its answer */
 } tokenize_job;
 
 static di_status read_flag(const di_json *line, const char *name, bool *out, di_error *err) {
@@ -40,12 +38,12 @@ static di_status do_text(tokenize_job *job, const di_json *line, const di_json *
     if ((st = di_tokenizer_encode(job->tok, s, len, is_plain, &job->ids, err))) {
         return st;
     }
-    di_strbuf_puts(&job->out, "{\"ids\":[");
+    di_strbuf_puts(job->out, "{\"ids\":[");
     for (size_t i = 0; i < job->ids.len; i++) {
-        di_strbuf_printf(&job->out, "%s%d", i ? "," : "", job->ids.data[i]);
+        di_strbuf_printf(job->out, "%s%d", i ? "," : "", job->ids.data[i]);
     }
-    di_strbuf_puts(&job->out, "]}\n");
-    return di_strbuf_status(&job->out, err);
+    di_strbuf_puts(job->out, "]}\n");
+    return di_strbuf_status(job->out, err);
 }
 
 static di_status do_ids(tokenize_job *job, const di_json *line, const di_json *ids, di_error *err) {
@@ -75,10 +73,10 @@ static di_status do_ids(tokenize_job *job, const di_json *line, const di_json *i
     if ((st = di_tokenizer_decode(job->tok, job->ids.data, job->ids.len, skips_special, &job->text, err))) {
         return st;
     }
-    di_strbuf_puts(&job->out, "{\"text\":");
-    di_json_write_string(&job->out, di_strbuf_str(&job->text), job->text.len);
-    di_strbuf_puts(&job->out, "}\n");
-    return di_strbuf_status(&job->out, err);
+    di_strbuf_puts(job->out, "{\"text\":");
+    di_json_write_string(job->out, di_strbuf_str(&job->text), job->text.len);
+    di_strbuf_puts(job->out, "}\n");
+    return di_strbuf_status(job->out, err);
 }
 
 static di_status do_line(tokenize_job *job, const char *s, size_t len, di_error *err) {
@@ -110,49 +108,16 @@ static void write_error(di_strbuf *out, di_status st, const di_error *err) {
     di_strbuf_puts(out, "}}\n");
 }
 
-static bool is_blank(const char *s, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        if (s[i] != ' ' && s[i] != '\t' && s[i] != '\r' && s[i] != '\n') {
-            return false;
-        }
-    }
-    return true;
-}
-
-static int run_lines(tokenize_job *job) {
+/* The line's answer, or its error. */
+static bool answer(void *ctx, const char *s, size_t len, di_strbuf *out) {
+    tokenize_job *job = ctx;
     di_error err;
-    char *line = NULL;
-    size_t cap = 0;
-    int exit_status = 0;
-    for (;;) {
-        errno = 0;
-        ssize_t n = getline(&line, &cap, stdin);
-        if (n < 0) {
-            break;
-        }
-        if (is_blank(line, (size_t)n)) {
-            continue;
-        }
-        di_strbuf_reset(&job->out);
-        di_status st = do_line(job, line, (size_t)n, &err);
-        if (st) {
-            write_error(&job->out, st, &err);
-            exit_status = 1;
-        }
-        st = di_strbuf_status(&job->out, &err);
-        st = st ? st : di_cli_print(job->out.data, job->out.len, &err);
-        st = st ? st : di_cli_flush(&err);
-        if (st) { /* without an output the other lines are of no use */
-            free(line);
-            return di_cli_fail(&err);
-        }
+    job->out = out;
+    di_status st = do_line(job, s, len, &err);
+    if (st) {
+        write_error(out, st, &err);
     }
-    if (!feof(stdin)) {
-        di_fail(&err, errno == ENOMEM ? DI_ERR_MEMORY : DI_ERR_IO, "standard input: %s", strerrordesc_np(errno));
-        exit_status = di_cli_fail(&err);
-    }
-    free(line);
-    return exit_status;
+    return !st;
 }
 
 int di_cmd_tokenize(const di_options *opt) {
@@ -164,11 +129,10 @@ int di_cmd_tokenize(const di_options *opt) {
     if (!st) {
         st = di_tokenizer_open(&job.tok, di_strbuf_str(&path), &err);
     }
-    int exit_status = st ? di_cli_fail(&err) : run_lines(&job);
+    int exit_status = st ? di_cli_fail(&err) : di_cli_answer_lines(answer, &job);
     di_tokenizer_close(job.tok);
     di_ids_deinit(&job.ids);
     di_strbuf_deinit(&job.text);
-    di_strbuf_deinit(&job.out);
     di_strbuf_deinit(&path);
     return exit_status;
 }

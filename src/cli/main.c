@@ -28,7 +28,9 @@ static const command commands[] = {
      "by then is kept, and the exit status is 130.\n", di_cmd_run},
     {"chat", DI_COMMAND_CHAT, "", 0, "an interactive conversation",
      "Type a message; /help lists what else can be typed. Ctrl-C stops an answer, Ctrl-D ends.\n", di_cmd_chat},
-    {"bench", DI_COMMAND_BENCH, "WHAT", 1, "measure speed beside this machine's limits", "", di_cmd_bench},
+    {"bench", DI_COMMAND_BENCH, "[WHAT [ROW]...]", 33, "measure speed beside this machine's limits",
+     "WHAT is kernels, prefill, decode, batch or tokenizer; all of them without it. ROW is the name of a row or its\n"
+     "first words, as gemv or gemv_fp8: only these rows are measured, and only what they need is loaded.\n", di_cmd_bench},
     {"tokenize", DI_COMMAND_TOKENIZE, "", 0, "texts to token ids and back, as JSON lines",
      "Reads {\"text\":...} or {\"ids\":[...]} a line from standard input, writes {\"ids\":[...]} or {\"text\":...}.\n",
      di_cmd_tokenize},
@@ -188,8 +190,12 @@ static int run_command(const command *cmd, int argc, char **argv) {
     } else if (opt.is_help) {
         exit_status = print_command_help(cmd, &err) ? di_cli_fail(&err) : 0;
     } else if (opt.args.n > cmd->n_args_max) {
+        char at_most[48];
+        snprintf(at_most, sizeof at_most, "at most %zu arguments", cmd->n_args_max);
         di_fail(&err, DI_ERR_ARG, "'deepinfer %s' takes %s, found '%s'", cmd->name,
-                cmd->n_args_max ? "one argument (quote a text with spaces)" : "no arguments",
+                cmd->n_args_max > 1 ? at_most
+                : cmd->n_args_max   ? "one argument (quote a text with spaces)"
+                                    : "no arguments",
                 opt.args.items[cmd->n_args_max]);
         exit_status = di_cli_fail(&err);
     } else {

@@ -167,6 +167,7 @@ void di_core_destroy(di_core *c) {
     di_prefix_destroy(c->prefix);
     di_kv_deinit(&c->kv);
     di_forward_destroy(c->forward);
+    di_strbuf_deinit(&c->piece);
     free(c->running);
     free(c->late_page_copies);
     free(c->late_slot_copies);

@@ -24,7 +24,6 @@ typedef struct di_generation {
     uint64_t id;      /* of the request, as given by di_core_submit */
     int32_t index;    /* which of its n samples, from 0 */
     di_finish finish; /* NONE while it runs; STOP, LENGTH, ABORT or ERROR in the DONE event, TOOL_CALLS with a parser */
-    di_error error;   /* of ERROR: DI_ERR_CANCELLED when the deadline passed */
     int64_t n_prompt, n_tokens;
     int64_t n_cached;      /* prompt tokens that came from the prefix cache or from sample 0 */
     const int32_t *prompt; /* [n_prompt] */
@@ -46,6 +45,7 @@ typedef struct di_generation {
     int64_t submit_ns, start_ns, first_ns,
         last_ns;         /* monotonic: submitted, admitted, first and last token; 0 = not yet */
     int32_t n_preempted; /* how often its memory was taken for others */
+    di_error error;      /* of ERROR: DI_ERR_CANCELLED when the deadline passed */
 } di_generation;
 
 typedef enum di_core_event_kind {
@@ -68,6 +68,11 @@ typedef di_status (*di_core_callback)(void *user, const di_generation *gen, cons
 
 #define DI_SAMPLES_MAX 1024 /* of one request */
 
+/* Positions [at, at + n) of a prompt. */
+typedef struct di_span {
+    int64_t at, n;
+} di_span;
+
 typedef struct di_submission {
     const int32_t *ids; /* prompt [n_ids]; copied */
     size_t n_ids;
@@ -81,6 +86,10 @@ typedef struct di_submission {
     /* The first output tokens, given; n_forced_first 0: none. Copied. */
     const int32_t *forced_first;
     size_t n_forced_first;
+
+    /* Spans of the prompt that one step runs as a whole (images), rising and apart; none by default. Copied. */
+    const di_span *units;
+    size_t n_units;
 
     int32_t priority;   /* lower goes first */
     const char *caller; /* who asks, for fair shares; NULL: nobody in particular. Copied */

@@ -43,7 +43,6 @@ typedef enum di_seq_state {
  *   tokens  0 ......... n_done ......... n_sched  (= n_tokens + n_coming - 1 while decoding)
  */
 struct di_sequence {
-    di_generation gen; /* what callbacks see; pointers into the fields below */
     di_sched_item item;
     di_sequence *prev, *next; /* in the list of all sequences */
     di_sequence *held;        /* of sample 0: the samples that wait for it, in a list by next_held */
@@ -60,6 +59,7 @@ struct di_sequence {
     int32_t *tokens;      /* owned [n_prompt + max_tokens] */
     int64_t n_tokens;     /* known to the engine's thread */
     int64_t n_done, n_sched;
+    int64_t n_lost;             /* rows that had been run when its memory was taken */
     int32_t n_coming, n_flight; /* tokens that are being sampled; steps that hold the sequence */
     uint32_t epoch;             /* rises when its rows are given up: results of earlier steps bring a token at most */
     int64_t deadline_ns;
@@ -83,14 +83,16 @@ struct di_sequence {
     di_kv_chain chain; /* contents of its full blocks, and how many of them the cache knows */
 
     di_detokenizer detok;
-    di_strbuf piece; /* what the last token released */
     di_strbuf text;
     di_stop_matcher stop; /* plain text */
     di_parser *parser;    /* owned; NULL: plain text */
+    const di_span *units; /* [n_units] */
+    size_t n_units;
     const int32_t *force_ids, *forced_first;
     size_t n_force, n_forced, n_forced_first;
     int32_t force_after;
     bool is_forcing;
+    di_generation gen; /* what callbacks see; pointers into the fields above. Last, its error is rarely touched */
 };
 
 /* ---- step ---------------------------------------------------------------------------------------------------------
@@ -110,7 +112,7 @@ typedef struct di_step_row {
     /* results */
     int32_t token;
     float logprob;
-    di_error error;
+    di_status status; /* what is wrong is in the step's errors, which are touched by failures alone */
 } di_step_row;
 
 /* A window snapshot that the step takes: where it belongs once the step is done. */
@@ -139,6 +141,7 @@ struct di_step {
     int32_t n_snapshots;
     int64_t n_logits;
     di_step_row *samples; /* owned [logits_max + seqs_max] */
+    di_error *errors;     /* owned, beside them */
     int32_t n_samples;
     di_logprob *tops; /* owned, grows */
     size_t n_tops, tops_cap;
@@ -197,6 +200,7 @@ struct di_core {
     di_prefix *prefix;      /* owned; NULL: no prefix cache */
     int32_t snapshot_every; /* blocks between the snapshots of a long prompt */
 
+    di_strbuf piece; /* what the token that is committed has released */
     di_sched_queue queue;
     di_pace pace;
     di_sequence *all;      /* every sequence that is not freed */
@@ -246,6 +250,9 @@ static inline bool di_sequence_is_finished(const di_sequence *s) {
     return s->gen.finish != DI_FINISH_NONE;
 }
 
+/* The unit that position p lies in behind its first position; NULL: none. */
+const di_span *di_sequence_unit_at(const di_sequence *s, int64_t p);
+
 /* ---- memory.c: blocks, slots and cached prefixes of sequences ---- */
 /* Blocks for n_tokens rows in all, cached ones evicted where needed; false, with nothing changed: not now. */
 bool di_seq_grow(di_core *c, di_sequence *s, int64_t n_tokens);
@@ -261,6 +268,9 @@ void di_seq_release(di_core *c, di_sequence *s);
 void di_seq_publish(di_core *c, di_sequence *s);
 /* Adds to the step the snapshots that the rows from pos0 on shall take, and returns how many. */
 int32_t di_seq_plan_snapshots(di_core *c, di_step *step, di_sequence *s, int64_t pos0, int64_t n_rows);
+/* What does not hold of sequences, blocks and slots between two steps (engine.md, invariants); NULL: all does. Looks at
+ * everything: for tests and debug builds. */
+const char *di_core_check(const di_core *c);
 /* After the step: its snapshots become the cache's, or their slots are given back. */
 void di_step_keep_snapshots(di_core *c, di_step *step);
 

@@ -54,6 +54,9 @@ static int32_t hit_max(const di_core *c, const di_sequence *s) {
     int64_t n = s->n_tokens - 1;
     if (c->keep > 0)
         n = DI_MIN(n, s->rect);
+    const di_span *unit;
+    while ((unit = di_sequence_unit_at(s, n / DI_PAGE_TOKENS * DI_PAGE_TOKENS)))
+        n = unit->at;
     return (int32_t)(n / DI_PAGE_TOKENS);
 }
 
@@ -61,8 +64,11 @@ static int32_t hit_max(const di_core *c, const di_sequence *s) {
 static void start_behind(di_core *c, di_step *step, di_sequence *s, di_kv_hit hit, int32_t snapshot) {
     int64_t border = (int64_t)hit.n_blocks * DI_PAGE_TOKENS, state = (int64_t)hit.n_state * DI_PAGE_TOKENS;
     int64_t rebuild = DI_MAX(border - c->model.window_span, (int64_t)0), start = DI_MAX(state, rebuild);
+    /* A unit is run as a whole or not at all: from the start, then, where the pages are known all the same. */
+    if (di_sequence_unit_at(s, start))
+        start = 0;
     if (snapshot >= 0) {
-        if (start == state)
+        if (start > 0 && start == state)
             step->slot_copies[step->n_slot_copies++] = (di_copy){.dst = s->slot, .src = snapshot};
         di_kv_pool_release(&c->kv.slots, &snapshot, 1); /* the copy is in its place on the stream */
     }
@@ -70,7 +76,7 @@ static void start_behind(di_core *c, di_step *step, di_sequence *s, di_kv_hit hi
     s->page_from = border;
     s->snapshot_at = hit.n_state < hit.n_blocks ? border : 0;
     s->n_done = s->n_sched = start;
-    c->stats.recomputed_tokens += border - start;
+    c->stats.recomputed_tokens += DI_MAX(border, s->n_lost) - start;
     if (s->gen.n_preempted > 0)
         return;
     s->gen.n_cached = DI_MIN(start, s->gen.n_prompt);
@@ -85,8 +91,7 @@ bool di_seq_admit(di_core *c, di_step *step, di_sequence *s, int64_t n_reserved)
         cap = 0; /* no memory for names: then nothing is found */
     cap = DI_MIN(cap, s->chain.n_hashes);
     di_kv_hit hit = di_prefix_peek(c->prefix, &s->chain, cap);
-    int64_t free_blocks = c->kv.blocks.n_free + di_prefix_idle(c->prefix);
-    if (n_blocks - hit.n_blocks + n_reserved > free_blocks)
+    if (n_blocks - hit.n_blocks + n_reserved > c->kv.blocks.n_free + di_prefix_idle(c->prefix) - hit.n_idle)
         return false;
     if (!di_kv_pool_alloc(&c->kv.slots, 1, &s->slot)) {
         s->slot = -1;
@@ -95,14 +100,8 @@ bool di_seq_admit(di_core *c, di_step *step, di_sequence *s, int64_t n_reserved)
     if (cap > 0)
         hit = di_prefix_acquire(c->prefix, &s->chain, cap, s->blocks, &snapshot);
     s->n_blocks = hit.n_blocks;
-    /* Blocks of the hit that nobody else used count as free no longer. */
-    free_blocks = c->kv.blocks.n_free + di_prefix_idle(c->prefix);
-    if (n_blocks - hit.n_blocks + n_reserved > free_blocks || !di_seq_grow(c, s, n_blocks * DI_PAGE_TOKENS)) {
-        if (snapshot >= 0)
-            di_kv_pool_release(&c->kv.slots, &snapshot, 1);
-        di_seq_release(c, s);
-        return false;
-    }
+    bool has_grown = di_seq_grow(c, s, n_blocks * DI_PAGE_TOKENS);
+    DI_ASSERT(has_grown); /* counted above */
     start_behind(c, step, s, hit, snapshot);
     return true;
 }
@@ -198,4 +197,73 @@ void di_step_keep_snapshots(di_core *c, di_step *step) {
             di_prefix_snapshot_cancel(c->prefix, t->slot);
         }
     }
+}
+
+/* ---- invariants ---------------------------------------------------------------------------------------------------
+ */
+
+static const char *check_sequence(const di_core *c, const di_sequence *s) {
+    bool is_running = s->state == DI_SEQ_RUNNING;
+    if (s->n_coming < 0 || s->n_coming > 1)
+        return "a sequence has no or one token on its way";
+    if (s->n_flight < 0 || s->n_flight > 1 + !c->in_flight)
+        return "between two turns a sequence is in one step at most";
+    if (s->n_tokens != s->gen.n_prompt + s->gen.n_tokens || s->gen.n_tokens > s->sampling.max_tokens)
+        return "tokens are the prompt and the answer, which is no longer than allowed";
+    if (s->n_done > s->n_sched || s->n_sched > s->n_tokens + s->n_coming)
+        return "rows are done after they were launched, and launched for tokens that exist";
+    if (s->n_done > s->n_tokens)
+        return "rows that are done have known tokens";
+    if (is_running != (s->slot >= 0) || (!is_running && s->n_blocks > 0))
+        return "running sequences, and no others, hold a slot and blocks";
+    if (is_running && (c->running[s->run_idx] != s || s->n_sched > (int64_t)s->n_blocks * DI_PAGE_TOKENS))
+        return "a running sequence is where it says, with blocks for all its rows";
+    if ((s->state == DI_SEQ_WAITING) != s->item.is_queued || (s->state == DI_SEQ_HELD) != (s->leader != NULL))
+        return "a sequence is queued when it waits, held when it has a leader";
+    if (s->state == DI_SEQ_ENDED ? !di_sequence_is_finished(s) || s->n_flight == 0 : di_sequence_is_finished(s))
+        return "what is finished has ended, and is kept only for a step";
+    return NULL;
+}
+
+/* References of sequences on each block against those that the pool counts; the cache holds the others, one a block. */
+static const char *check_blocks(const di_core *c, int32_t *held) {
+    const di_kv_pool *pool = &c->kv.blocks;
+    int32_t n_free = 0, n_idle = 0;
+    for (const di_sequence *s = c->all; s; s = s->next) {
+        for (int32_t i = 0; i < s->n_blocks; i++)
+            held[s->blocks[i]]++;
+    }
+    for (int32_t b = 0; b < pool->n_units; b++) {
+        int32_t by_cache = pool->refs[b] - held[b];
+        if (by_cache < 0 || by_cache > (c->prefix ? 1 : 0))
+            return "a block's references are those of its sequences and at most one of the cache";
+        n_free += pool->refs[b] == 0;
+        n_idle += by_cache == 1 && held[b] == 0;
+    }
+    if (n_free != pool->n_free || n_idle != di_prefix_idle(c->prefix))
+        return "blocks that nobody holds are free, those of the cache alone are idle";
+    return NULL;
+}
+
+const char *di_core_check(const di_core *c) {
+    int64_t n_waiting = 0, n_held = 0, n_running = 0;
+    for (const di_sequence *s = c->all; s; s = s->next) {
+        const char *wrong = check_sequence(c, s);
+        if (wrong)
+            return wrong;
+        n_waiting += s->state == DI_SEQ_WAITING;
+        n_held += s->state == DI_SEQ_HELD;
+        n_running += s->state == DI_SEQ_RUNNING;
+    }
+    if (n_waiting != c->queue.n_items || n_held != c->n_held || n_running != c->n_running)
+        return "the counts of waiting, held and running sequences";
+    di_prefix_stats p;
+    di_prefix_stats_get(c->prefix, &p);
+    int32_t n_snapshots = p.snapshots + (c->in_flight ? c->in_flight->n_snapshots : 0);
+    if (di_kv_pool_used(&c->kv.slots) != n_running + n_snapshots)
+        return "slots are of running sequences and snapshots";
+    int32_t *held = calloc((size_t)c->kv.blocks.n_units, sizeof *held);
+    const char *wrong = held ? check_blocks(c, held) : NULL;
+    free(held);
+    return wrong;
 }

@@ -17,32 +17,35 @@ typedef struct sample_job {
     const float *logits; /* device */
 } sample_job;
 
-static void sample_row(void *ctx, int64_t part, int64_t n_parts, int worker) {
-    (void)n_parts;
-    const sample_job *job = ctx;
+static di_status fill_row(const sample_job *job, di_step_row *row, int worker, di_error *err) {
     di_runner *r = job->runner;
-    di_step_row *row = &job->step->samples[part];
-    di_error *err = &row->error;
-    if (row->is_skipped)
-        return;
     float *logits = r->rows[worker];
-    err->code = r->backend->device->download(r->device, logits, job->logits + (int64_t)row->logits_row * r->n_vocab,
-                                             (size_t)r->n_vocab * sizeof *logits, err);
-    if (err->code)
-        return;
+    di_status st = r->backend->device->download(r->device, logits, job->logits + (int64_t)row->logits_row * r->n_vocab,
+                                                (size_t)r->n_vocab * sizeof *logits, err);
+    if (st)
+        return st;
     di_logprob *top = row->n_top > 0 ? job->step->tops + row->top_at : NULL;
-    if (row->is_prompt) {
-        err->code = di_logprobs_of(&r->samplers[worker], logits, r->n_vocab, row->token, DI_MAX(row->n_top, 0),
-                                   &row->logprob, top, err);
-        return;
-    }
+    if (row->is_prompt)
+        return di_logprobs_of(&r->samplers[worker], logits, r->n_vocab, row->token, DI_MAX(row->n_top, 0),
+                              &row->logprob, top, err);
     row->args.logits = logits;
     row->args.n_vocab = r->n_vocab;
     row->args.logprob = row->n_top >= 0 ? &row->logprob : NULL;
     row->args.top = top;
-    err->code = di_sample(&r->samplers[worker], &row->args, &row->token, err);
+    return di_sample(&r->samplers[worker], &row->args, &row->token, err);
+}
+
+static void sample_row(void *ctx, int64_t part, int64_t n_parts, int worker) {
+    (void)n_parts;
+    const sample_job *job = ctx;
+    di_step_row *row = &job->step->samples[part];
+    if (row->is_skipped)
+        return;
+    row->status = fill_row(job, row, worker, &job->step->errors[part]);
+    if (row->is_prompt)
+        return;
     /* A forward that is formed already reads a token here; what it makes of a row that failed is dropped. */
-    if (err->code)
+    if (row->status)
         row->token = 0;
     row->seq->tokens[row->position] = row->token;
 }

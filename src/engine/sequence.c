@@ -25,6 +25,34 @@ static di_status check_ids(const di_core *c, const char *what, const int32_t *id
     return DI_OK;
 }
 
+/* A unit must fit into one step beside a row of every other sequence, or it could wait for ever. */
+static di_status check_units(const di_core *c, const di_submission *sub, di_error *err) {
+    int64_t end = 0, n_max = DI_MIN(c->options.chunk_max, c->options.batch_tokens_max - c->options.seqs_max + 1);
+    for (size_t i = 0; i < sub->n_units; i++) {
+        const di_span *u = &sub->units[i];
+        if (u->at < end || u->n < 1 || u->n > (int64_t)sub->n_ids - u->at)
+            return di_fail(err, DI_ERR_REQUEST,
+                           "unit %zu: %lld positions from %lld, expected rising spans within a prompt of %zu tokens", i,
+                           (long long)u->n, (long long)u->at, sub->n_ids);
+        if (u->n > n_max)
+            return di_fail(
+                err, DI_ERR_REQUEST,
+                "unit %zu: %lld tokens that must be run at once, a step has room for %lld: raise --chunk and "
+                "--max-batched-tokens",
+                i, (long long)u->n, (long long)n_max);
+        end = u->at + u->n;
+    }
+    return DI_OK;
+}
+
+const di_span *di_sequence_unit_at(const di_sequence *s, int64_t p) {
+    for (size_t i = 0; i < s->n_units && s->units[i].at < p; i++) {
+        if (p < s->units[i].at + s->units[i].n)
+            return &s->units[i];
+    }
+    return NULL;
+}
+
 static di_status check(const di_core *c, const di_submission *sub, di_error *err) {
     di_status st = di_sampling_check(&sub->sampling, err);
     if (!st)
@@ -43,6 +71,8 @@ static di_status check(const di_core *c, const di_submission *sub, di_error *err
     if ((st = check_ids(c, "forced", sub->force_ids, sub->n_force, err)))
         return st;
     if ((st = check_ids(c, "forced output", sub->forced_first, sub->n_forced_first, err)))
+        return st;
+    if ((st = check_units(c, sub, err)))
         return st;
     if (!c->tok && (sub->sampling.n_stop > 0 || sub->parse))
         return di_fail(err, DI_ERR_REQUEST, "stop strings and messages need a tokenizer, and the model has none");
@@ -70,11 +100,12 @@ static di_status copy_lists(di_sequence *s, const di_submission *sub, di_error *
     const size_t sizes[] = {
         from->n_stop * sizeof(char *),         from->n_stop * sizeof(size_t),         from->n_bias * sizeof(int32_t),
         from->n_bias * sizeof(float),          from->n_stop_tokens * sizeof(int32_t), sub->n_force * sizeof(int32_t),
-        sub->n_forced_first * sizeof(int32_t),
+        sub->n_forced_first * sizeof(int32_t), sub->n_units * sizeof(di_span),
     };
     size_t bytes = 0;
     bool fits = DI_MAX(DI_MAX(from->n_stop, from->n_bias),
-                       DI_MAX(from->n_stop_tokens, DI_MAX(sub->n_force, sub->n_forced_first))) < SIZE_MAX / 64;
+                       DI_MAX(from->n_stop_tokens, DI_MAX(sub->n_force, DI_MAX(sub->n_forced_first, sub->n_units)))) <
+                SIZE_MAX / 64;
     for (size_t i = 0; i < DI_COUNT(sizes) && fits; i++)
         fits = di_size_add(&bytes, bytes, DI_ROUND_UP(sizes[i], sizeof(void *)));
     for (size_t i = 0; i < from->n_stop && fits; i++)
@@ -93,6 +124,7 @@ static di_status copy_lists(di_sequence *s, const di_submission *sub, di_error *
     to->stop_tokens = take(&at, from->stop_tokens, sizes[4]);
     s->force_ids = take(&at, sub->force_ids, sizes[5]);
     s->forced_first = take(&at, sub->forced_first, sizes[6]);
+    s->units = take(&at, sub->units, sizes[7]);
     for (size_t i = 0; i < from->n_stop; i++) {
         stop[i] = at;
         if (stop_len[i])
@@ -163,8 +195,6 @@ static di_status make_text(di_sequence *s, const di_submission *sub, di_error *e
     di_detokenizer_init(&s->detok, s->core->tok);
     size_t expected = (size_t)s->sampling.max_tokens * 8;
     di_status st = reserve_text(&s->text, DI_MIN(expected, TEXT_RESERVE_BYTES), err);
-    if (!st)
-        st = reserve_text(&s->piece, 1024, err);
     if (st)
         return st;
     if (!sub->parse)
@@ -227,6 +257,7 @@ static di_status fill(di_sequence *s, const di_submission *sub, int32_t index, d
     s->n_force = sub->n_force;
     s->force_after = sub->force_after;
     s->n_forced_first = sub->n_forced_first;
+    s->n_units = sub->n_units;
     s->has_history = di_sampling_needs_history(&s->sampling);
     if (s->has_history && di_sampling_needs_prompt_history(&s->sampling) &&
         (st = di_history_add_prompt(&s->history, sub->ids, sub->n_ids, err)))
@@ -271,7 +302,6 @@ void di_sequence_destroy(di_sequence *s) {
     di_history_deinit(&s->history);
     di_parser_destroy(s->parser);
     di_stop_matcher_deinit(&s->stop);
-    di_strbuf_deinit(&s->piece);
     di_strbuf_deinit(&s->text);
     free(s->memory);
     free(s->logprobs);
@@ -352,19 +382,19 @@ static di_status take_parsed(di_sequence *s, const char *text, size_t len, di_er
 }
 
 static di_status take_text(di_sequence *s, di_error *err) {
-    di_status st = di_strbuf_status(&s->piece, err);
-    if (st || s->piece.len == 0)
+    di_status st = di_strbuf_status(&s->core->piece, err);
+    if (st || s->core->piece.len == 0)
         return st;
-    return s->parser ? take_parsed(s, s->piece.data, s->piece.len, err)
-                     : take_plain(s, s->piece.data, s->piece.len, err);
+    return s->parser ? take_parsed(s, s->core->piece.data, s->core->piece.len, err)
+                     : take_plain(s, s->core->piece.data, s->core->piece.len, err);
 }
 
 /* The output is over: everything that waits comes out. A stop string can still appear in it. */
 static di_status end_text(di_sequence *s, di_error *err) {
     if (!s->core->tok)
         return DI_OK;
-    di_strbuf_reset(&s->piece);
-    di_detokenizer_flush(&s->detok, &s->piece);
+    di_strbuf_reset(&s->core->piece);
+    di_detokenizer_flush(&s->detok, &s->core->piece);
     di_status st = take_text(s, err);
     if (st || is_finished(s))
         return st;
@@ -481,8 +511,8 @@ static di_status advance(di_sequence *s, int32_t token, float logprob, const di_
         return DI_OK;
     }
     if (s->core->tok) {
-        di_strbuf_reset(&s->piece);
-        di_detokenizer_push(&s->detok, token, &s->piece);
+        di_strbuf_reset(&s->core->piece);
+        di_detokenizer_push(&s->detok, token, &s->core->piece);
         if ((st = take_text(s, err)))
             return st;
     }

@@ -30,8 +30,9 @@ di_status di_step_init(di_step *step, const di_core *c, di_error *err) {
     step->snapshots = calloc(n_snapshots, sizeof *step->snapshots);
     step->snapshot_of = calloc(n_snapshots, sizeof *step->snapshot_of);
     step->samples = calloc(n_samples, sizeof *step->samples);
+    step->errors = calloc(n_samples, sizeof *step->errors);
     if (!step->seqs || !step->epochs || !step->rows || !step->blocks_at || !step->page_copies || !step->slot_copies ||
-        !step->snapshots || !step->snapshot_of || !step->samples)
+        !step->snapshots || !step->snapshot_of || !step->samples || !step->errors)
         return di_fail(err, DI_ERR_MEMORY, "steps of %zu sequences", n);
     return DI_OK;
 }
@@ -47,6 +48,7 @@ void di_step_deinit(di_step *step) {
     free(step->snapshots);
     free(step->snapshot_of);
     free(step->samples);
+    free(step->errors);
     free(step->tops);
     *step = (di_step){0};
 }
@@ -181,9 +183,12 @@ static void preempt(di_core *c, di_sequence *s) {
     di_seq_publish(c, s);
     release_held(c, s);
     leave_running(c, s);
+    c->stats.recomputed_tokens -= DI_MAX(s->n_lost - s->n_sched, 0); /* counted when it was admitted again */
+    s->n_lost = DI_MAX(s->n_lost, s->n_sched);
     di_seq_release(c, s);
     s->gen.n_preempted++;
     c->stats.n_preempted++;
+    s->item.is_resumed = true;
     enqueue(c, s);
 }
 
@@ -275,7 +280,7 @@ static di_step_row *add_sample(di_step *step, di_sequence *s, int64_t logits_row
     row->fork_of = NULL;
     row->n_top = -1;
     row->top_at = 0;
-    row->error.code = DI_OK;
+    row->status = DI_OK;
     return row;
 }
 
@@ -364,6 +369,12 @@ static bool add_chunk(di_core *c, di_step *step, di_sequence *s, budget *b) {
         n = DI_MIN(n, b->logits);
     if (n <= 0 || b->logits <= 0 || step->n_seqs == c->options.seqs_max)
         return false;
+    const di_span *unit = di_sequence_unit_at(s, s->n_sched + n);
+    if (unit) { /* the chunk ends before the unit, or has all of it; the pace gives way */
+        n = unit->at > s->n_sched ? unit->at - s->n_sched : unit->at + unit->n - s->n_sched;
+        if (n > b->rows || (scores_prompt(s) && n > b->logits))
+            return false;
+    }
     if (c->options.context_sum_max > 0 && step->n_seqs > 0 &&
         step->context_sum + s->n_sched + n > c->options.context_sum_max)
         return false;
@@ -394,12 +405,13 @@ static di_sequence *sequence_of(di_sched_item *item) {
     return item ? (di_sequence *)(void *)((char *)item - offsetof(di_sequence, item)) : NULL;
 }
 
-static void admit(di_core *c, di_step *step, budget *b) {
+/* Takes in waiting requests while the next one fits; with `over`, only those that are more urgent than it. */
+static void admit(di_core *c, di_step *step, budget *b, const di_sequence *over) {
     int64_t n_reserved = reserved_blocks(c);
     while (c->n_running < c->options.seqs_max && step->n_seqs < c->options.seqs_max && b->rows > 0 &&
            b->prompt_rows > 0 && b->logits > 0) {
         di_sequence *s = sequence_of(di_sched_peek(&c->queue));
-        if (!s)
+        if (!s || (over && s->item.priority >= over->item.priority))
             return;
         n_reserved += is_near_border(s, di_kv_blocks_for(s->n_tokens + s->n_coming));
         if (!di_seq_admit(c, step, s, n_reserved))
@@ -443,6 +455,8 @@ static void form(di_core *c, di_step *step) {
     di_sequence *head = sequence_of(di_sched_peek(&c->queue));
     b.prompt_rows = pace(c, step, first ? first : head, b.rows);
     c->stats.n_chunking = n_chunking;
+    if (head && first)
+        admit(c, step, &b, first);
     /* Prompts under way, oldest first: there are few, and each turn takes the next in order. */
     for (int32_t taken = 0; taken < n_chunking && first; taken++) {
         if (!add_chunk(c, step, first, &b))
@@ -457,7 +471,7 @@ static void form(di_core *c, di_step *step) {
         }
     }
     if (head)
-        admit(c, step, &b);
+        admit(c, step, &b, NULL);
     for (int32_t k = 0; k < step->n_seqs; k++)
         step->rows[k].blocks = step->blocks + step->blocks_at[k];
     if (step->n_seqs == 0) { /* not launched, and nothing was forked: the copies wait for the next one */
@@ -522,8 +536,8 @@ static void commit_row(di_core *c, const di_step *step, di_step_row *row, int64_
     if (row->is_prompt) {
         if (is_over || row->is_skipped)
             return;
-        if (row->error.code)
-            di_sequence_fail(s, &row->error);
+        if (row->status)
+            di_sequence_fail(s, &step->errors[row - step->samples]);
         else
             di_sequence_prompt_logprobs(s, row->position, row->logprob, top);
         return;
@@ -535,8 +549,8 @@ static void commit_row(di_core *c, const di_step *step, di_step_row *row, int64_
         c->stats.n_dropped++;
         return;
     }
-    if (row->error.code) {
-        di_sequence_fail(s, &row->error);
+    if (row->status) {
+        di_sequence_fail(s, &step->errors[row - step->samples]);
         return;
     }
     if (row->fork_of && s->sampling.n_prompt_logprobs >= 0) {
@@ -656,6 +670,9 @@ bool di_core_step(di_core *c) {
     if (!is_formed && !before)
         refuse_head(c);
     c->stats.host_ns += di_clock_ns() - start_ns - waited_ns;
+#ifdef DEEPINFER_DEBUG
+    DI_ASSERT(di_core_check(c) == NULL);
+#endif
     di_core_log_stats(c);
     return c->in_flight || di_core_pending(c) > 0;
 }

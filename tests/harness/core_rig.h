@@ -35,9 +35,10 @@ typedef struct call {
     struct call *submit_done;
 } call;
 
-static inline int64_t *call_done_count(void) {
-    static int64_t n;
-    return &n;
+/* Engines of several threads count together. */
+static inline int64_t call_count_done(void) {
+    static _Atomic int64_t n;
+    return ++n;
 }
 
 static inline di_status call_submit(di_core *core, call *c, di_error *err);
@@ -58,7 +59,7 @@ static inline di_status call_on_event(void *user, const di_generation *gen, cons
     }
     assert_int_equal(event->kind, DI_CORE_DONE);
     s->n_done++;
-    s->done_at = ++*call_done_count();
+    s->done_at = call_count_done();
     s->finish = gen->finish;
     s->error = gen->error;
     s->n_cached = gen->n_cached;
@@ -81,12 +82,12 @@ static inline di_status call_on_event(void *user, const di_generation *gen, cons
 }
 
 /* A greedy request of its own kind: another number gives another prompt. */
-static inline void call_make(call *c, size_t n_prompt, int64_t max_tokens, uint64_t kind) {
+static inline void call_make(call *c, int64_t n_prompt, int64_t max_tokens, uint64_t kind) {
     assert_in_range(n_prompt, 1, CALL_PROMPT_MAX);
     *c = (call){.only_index = -1};
-    for (size_t i = 0; i < n_prompt; i++)
-        c->prompt[i] = 2 + (int32_t)(di_mix64(kind * 100000 + i) % (SIM_VOCAB - 2));
-    c->sub = (di_submission){.n_ids = n_prompt, .n = 1, .callback = call_on_event};
+    for (int64_t i = 0; i < n_prompt; i++)
+        c->prompt[i] = 2 + (int32_t)(di_mix64(kind * 100000 + (uint64_t)i) % (SIM_VOCAB - 2));
+    c->sub = (di_submission){.n_ids = (size_t)n_prompt, .n = 1, .callback = call_on_event};
     di_sampling_init(&c->sub.sampling);
     c->sub.sampling.temperature = 0;
     c->sub.sampling.max_tokens = max_tokens;
@@ -95,7 +96,7 @@ static inline void call_make(call *c, size_t n_prompt, int64_t max_tokens, uint6
 }
 
 /* The same with tokens that are drawn. */
-static inline void call_make_drawn(call *c, size_t n_prompt, int64_t max_tokens, uint64_t kind, int32_t n) {
+static inline void call_make_drawn(call *c, int64_t n_prompt, int64_t max_tokens, uint64_t kind, int32_t n) {
     call_make(c, n_prompt, max_tokens, kind);
     c->sub.sampling.temperature = 0.9;
     c->sub.sampling.has_seed = true;

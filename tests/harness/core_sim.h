@@ -20,6 +20,8 @@ typedef struct sim {
     int64_t n_rows, n_written; /* rows run; rows whose page value was written */
     int fail_every;            /* a forward in so many fails; 0: none */
     int32_t nan_token;         /* rows of this token have a NaN among their logits; 0: none */
+    int32_t unit_token;        /* neighbours of this token may not be run apart ... */
+    int64_t units_end;         /* ... in positions below this one */
     bool has_failed;           /* the forward before this one */
     int64_t n_forwards;
     int32_t n_seqs_last, rows_last; /* of the last forward */
@@ -50,6 +52,10 @@ static inline void sim_seq(sim *m, const di_batch *batch, const di_seq_rows *q, 
     uint64_t v = 0x1234;
     int64_t end = q->pos0 + q->n_rows;
     bool is_lost = false;
+    if (q->pos0 > 0 && q->pos0 < m->units_end) {
+        int64_t p = q->pos0;
+        sim_check(q->tokens[p] != m->unit_token || q->tokens[p - 1] != m->unit_token);
+    }
     for (int64_t p = 0; p < end; p++) {
         sim_check(q->tokens[p] >= 0 && q->tokens[p] < SIM_VOCAB);
         v = sim_value(v, q->tokens[p]) ^ (is_lost ? 0x5555 : 0);

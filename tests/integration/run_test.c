@@ -381,21 +381,69 @@ static void batch_answers_every_line_in_order(void **state) {
     program_free(&p);
 }
 
+/* A request of n samples has n lines in a row, in the place of its own, also where the queue holds few at once. */
+static void samples_are_lines_in_a_row(void **state) {
+    (void)state;
+    static const char input[] = "{\"id\":\"a\",\"prompt\":\"The fox\",\"seed\":5,\"n\":3,\"max_tokens\":12}\n"
+                                "{\"id\":\"b\",\"prompt\":\"The fox\",\"n\":9}\n"
+                                "{\"id\":\"c\",\"prompt\":\"The fox\",\"seed\":6,\"max_tokens\":12,\"priority\":-5}\n"
+                                "{\"id\":\"d\",\"prompt\":\"The fox\",\"seed\":7,\"max_tokens\":12}\n";
+    program p = {.args = {"run", "--input", "-", "--max-queue", "3", "--max-seqs", "2", "--stats"}, .input = input};
+    run(&p);
+    assert_int_equal(p.exit_status, 1);
+    assert_int_equal(count_lines(&p), 6);
+    di_json *lines[6];
+    for (int i = 0; i < 6; i++)
+        lines[i] = line_of(&p, i);
+    static const char *const ids[] = {"a", "a", "a", "b", "c", "d"};
+    for (int i = 0; i < 6; i++) {
+        assert_string_equal(text_of(lines[i], "id"), ids[i]);
+        assert_int_equal(di_json_get(lines[i], "index") != NULL, i < 3);
+    }
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(di_json_int(di_json_get(lines[i], "index")), i);
+        assert_int_equal(di_json_int(di_json_get(lines[i], "seed")), 5 + i);
+    }
+    assert_contains(text_of(di_json_get(lines[3], "error"), "message"), "n: 9, expected 1 to 3");
+    assert_true(di_json_equal(di_json_get(lines[1], "token_ids"), di_json_get(lines[4], "token_ids")));
+    assert_true(di_json_equal(di_json_get(lines[2], "token_ids"), di_json_get(lines[5], "token_ids")));
+    assert_contains(di_strbuf_str(&p.err), "prefix cache: ");
+    assert_contains(di_strbuf_str(&p.err), "requests: 5 in ");
+    for (int i = 0; i < 6; i++)
+        di_json_free(lines[i]);
+    program_free(&p);
+}
+
+/* What is only about speed and memory: the same answer under every setting. */
+static void engine_options_change_no_answer(void **state) {
+    (void)state;
+    static const char input[] = "{\"id\":1,\"prompt\":\"Once upon a time\",\"seed\":5,\"max_tokens\":16}\n"
+                                "{\"id\":2,\"prompt\":\"Once upon a time\",\"seed\":6,\"max_tokens\":16}\n";
+    static const char *const options[][2] = {
+        {"--no-prefix-cache", NULL}, {"--async", "off"},      {"--max-context-sum", "20"}, {"--ttft-goal", "1"},
+        {"--tpot-goal", "0.5"},      {"--log-interval", "1"}, {"--max-queue", "1"},
+    };
+    program plain = {.args = {"run", "--input", "-"}, .input = input};
+    run(&plain);
+    assert_int_equal(plain.exit_status, 0);
+    for (size_t i = 0; i < DI_COUNT(options); i++) {
+        program p = {.args = {"run", "--input", "-", "--log-level", "info", options[i][0], options[i][1]},
+                     .input = input};
+        run(&p);
+        assert_int_equal(p.exit_status, 0);
+        assert_string_equal(di_strbuf_str(&p.out), di_strbuf_str(&plain.out));
+        if (strcmp(options[i][0], "--log-interval") == 0)
+            assert_contains(di_strbuf_str(&p.err), "info: steps ");
+        program_free(&p);
+    }
+    program_free(&plain);
+}
+
 static void later_fields_are_refused_by_name(void **state) {
     (void)state;
     static const struct {
         const char *field, *names;
     } rows[] = {
-        {"\"n\":2", "'n' is not supported yet"},
-        {"\"presence_penalty\":1", "'presence_penalty' is not supported yet"},
-        {"\"frequency_penalty\":0.5", "'frequency_penalty' is not supported yet"},
-        {"\"repetition_penalty\":1.2", "'repetition_penalty' is not supported yet"},
-        {"\"logit_bias\":{\"5\":1}", "'logit_bias' is not supported yet"},
-        {"\"min_p\":0.1", "'min_p' is not supported yet"},
-        {"\"min_tokens\":3", "'min_tokens' is not supported yet"},
-        {"\"stop_token_ids\":[5]", "'stop_token_ids' is not supported yet"},
-        {"\"prompt_logprobs\":1", "'prompt_logprobs' is not supported yet"},
-        {"\"forced_token_ids\":[5]", "'forced_token_ids' is not supported yet"},
         {"\"regex\":\"a+\"", "'regex' is not supported yet"},
         {"\"ebnf\":\"root ::= \\\"a\\\"\"", "'ebnf' is not supported yet"},
         {"\"choice\":[\"a\",\"b\"]", "'choice' is not supported yet"},
@@ -404,7 +452,7 @@ static void later_fields_are_refused_by_name(void **state) {
     di_strbuf input = {0};
     for (size_t i = 0; i < DI_COUNT(rows); i++)
         di_strbuf_printf(&input, "{\"id\":%zu,\"prompt\":\"x\",\"max_tokens\":1,%s}\n", i, rows[i].field);
-    /* The same fields with values that ask for nothing are fine. */
+    /* Other fields with values that ask for nothing are fine. */
     di_strbuf_puts(
         &input,
         "{\"id\":\"ok\",\"prompt\":\"x\",\"max_tokens\":1,\"n\":1,\"presence_penalty\":0,\"repetition_penalty\":1,"
@@ -499,6 +547,7 @@ DI_TEST_GROUP(run, cmocka_unit_test(prompt_streams_an_answer), cmocka_unit_test(
               cmocka_unit_test(log_probabilities_go_to_standard_error), cmocka_unit_test(bad_values_are_usage_errors),
               cmocka_unit_test(faults_have_their_exit_status), cmocka_unit_test(long_and_broken_texts_are_fine),
               cmocka_unit_test(full_or_closed_output_is_an_error), cmocka_unit_test(interrupt_keeps_what_there_is),
-              cmocka_unit_test(batch_answers_every_line_in_order), cmocka_unit_test(later_fields_are_refused_by_name),
+              cmocka_unit_test(batch_answers_every_line_in_order), cmocka_unit_test(samples_are_lines_in_a_row),
+              cmocka_unit_test(engine_options_change_no_answer), cmocka_unit_test(later_fields_are_refused_by_name),
               cmocka_unit_test(good_batch_exits_with_zero), cmocka_unit_test(interrupted_batch_reports_what_it_has),
               cmocka_unit_test(chat_keeps_its_history));

@@ -61,7 +61,8 @@ static void start_one(soak *k, live *l) {
                          .callback = on_event,
                          .user = l};
     di_sampling_init(&sub.sampling);
-    sub.sampling.max_tokens = di_test_random_range(rng, 1, di_test_random(rng) % 6 ? 12 : 160);
+    sub.sampling.max_tokens = di_test_random_range(rng, 1, di_test_random(rng) % 4 ? 12 : 200);
+    sub.sampling.ignore_eos = di_test_random(rng) % 2;
     sub.sampling.n_logprobs = (int32_t)di_test_random_range(rng, -1, 2);
     sub.sampling.presence_penalty = di_test_random(rng) % 3 ? 0 : 0.5;
     sub.sampling.n_prompt_logprobs = di_test_random(rng) % 9 ? -1 : 0;
@@ -107,12 +108,13 @@ static void soak_until(soak *k, int64_t n_requests, int abort_every) {
 }
 
 static int64_t resident_bytes(void) {
-    long long pages = 0;
+    char line[128], *resident;
     FILE *f = fopen("/proc/self/statm", "r");
     assert_non_null(f);
-    assert_int_equal(fscanf(f, "%*d %lld", &pages), 1);
+    assert_non_null(fgets(line, sizeof line, f)); /* pages: of the program, resident, ... */
     fclose(f);
-    return pages * sysconf(_SC_PAGESIZE);
+    assert_non_null(resident = strchr(line, ' '));
+    return strtoll(resident, NULL, 10) * sysconf(_SC_PAGESIZE);
 }
 
 static void run_soak(int64_t n_requests) {
@@ -194,7 +196,7 @@ DI_PROPERTY(what_is_preempted_is_what_it_is_alone, 40) {
     while (n < N || di_core_pending(core) > 0) {
         if (n < N && di_test_random(&rng) % 8 == 0) {
             call *c = &calls[n++];
-            call_make_drawn(c, (size_t)di_test_random_range(&rng, 1, 110), di_test_random_range(&rng, 60, 380),
+            call_make_drawn(c, di_test_random_range(&rng, 1, 110), di_test_random_range(&rng, 60, 380),
                             di_test_random(&rng) % 4, di_test_random(&rng) % 4 ? 1 : 2);
             c->sub.priority = (int32_t)di_test_random_range(&rng, 0, 1);
             c->sub.sampling.n_prompt_logprobs = di_test_random(&rng) % 3 ? -1 : 1;

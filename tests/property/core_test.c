@@ -4,6 +4,7 @@
  * deadlines, failing forwards: every sample that finishes has exactly the tokens and log-probabilities of its request
  * run alone, what was cut short has a prefix of them, each gets one DONE event, and at the end nothing is held. */
 #include "core_sim.h"
+#include "engine/engine_internal.h"
 
 enum { REQUESTS_MAX = 40, TOKENS_MAX = 160, PROMPT_MAX = 700, SAMPLES_MAX = 3, TOP = 2 };
 
@@ -121,6 +122,9 @@ static void run_alone(di_core *core, const request *q, sample *out) {
 }
 
 static void check_counts(const di_core *core, const di_core_options *o) {
+    const char *wrong = di_core_check(core);
+    if (wrong)
+        fail_msg("does not hold: %s", wrong);
     di_core_stats s;
     di_core_stats_get(core, &s);
     assert_in_range(s.blocks_used, 0, s.blocks);

@@ -35,11 +35,11 @@ typedef struct request {
 
 static const size_t prompt_lens[KINDS] = {1, 80, 100, 128, 215, 340, 500};
 
-/* Kinds of one parity begin alike, so that each finds what another left in the cache. */
+/* All kinds begin alike, so that each finds what another left in the cache. */
 static size_t make_prompt(int kind, int32_t *ids) {
-    size_t n = prompt_lens[kind], shared = n - n / 5;
+    size_t n = prompt_lens[kind], shared = n - n / 8;
     for (size_t i = 0; i < n; i++)
-        ids[i] = 300 + (int32_t)(di_mix64((i < shared ? (uint64_t)kind % 2 : (uint64_t)kind + 10) * 10000 + i) % 5000);
+        ids[i] = 300 + (int32_t)(di_mix64((i < shared ? 1 : (uint64_t)kind + 10) * 10000 + i) % 5000);
     return n;
 }
 
@@ -72,7 +72,7 @@ static void submit(di_core *core, request *q, int first_sample, di_replay replay
     di_sampling_init(&sub.sampling);
     sub.sampling.temperature = q->kind % 3 ? 0.9 : 0;
     sub.sampling.has_seed = true;
-    sub.sampling.seed = (uint64_t)(100 * q->kind + first_sample);
+    sub.sampling.seed = 100 * (uint64_t)q->kind + (uint64_t)first_sample;
     sub.sampling.max_tokens = q->max_tokens;
     sub.sampling.n_logprobs = TOP;
     sub.sampling.presence_penalty = q->kind % 4 == 3 ? 0.4 : 0;
@@ -174,7 +174,7 @@ static di_core_options random_options(uint64_t *rng, const di_loaded *l, const s
     o.batch_tokens_max = di_test_random_range(rng, o.seqs_max, di_test_random(rng) % 2 ? 80 : CONTEXT);
     o.chunk_max = di_test_random_range(rng, 8, di_test_random(rng) % 2 ? 80 : CONTEXT);
     o.has_prefix_cache = di_test_random(rng) % 4 != 0;
-    o.n_snapshots = (int32_t)di_test_random_range(rng, 0, 8);
+    o.n_snapshots = di_test_random(rng) % 3 ? (int32_t)di_test_random_range(rng, 1, 8) : 0;
     o.is_sync = di_test_random(rng) % 3 == 0;
     o.replay = set->replay;
     o.replay_keep = set->keep;
@@ -238,7 +238,9 @@ static void run_traffic(uint64_t seed) {
 }
 
 DI_PROPERTY(every_sample_is_what_it_is_alone, 14) {
-    run_traffic(seed);
+    static int n_runs; /* a sanitizer sees as much in a few, and takes twenty times as long */
+    if (!di_test_is_sanitized() || n_runs++ < 2)
+        run_traffic(seed);
 }
 
 DI_PROPERTY(every_sample_is_what_it_is_alone_for_long, 400) {
@@ -247,13 +249,15 @@ DI_PROPERTY(every_sample_is_what_it_is_alone_for_long, 400) {
 
 static void traffic_went_through_everything(void **state) {
     (void)state;
-    assert_true(total.n_length > 0 && total.n_abort > 0 && total.n_dropped > 0);
-    assert_true(total.n_preempted > 0 && n_preempted_replay > 0 && total.n_forked > 0);
-    assert_true(total.cached_tokens > 0 && total.recomputed_tokens > 0 && total.snapshots > 0);
+    if (di_test_is_sanitized())
+        di_test_skip("few runs under a sanitizer");
     print_message(
         "prompt rows %lld, cached %lld, run again %lld, preempted %lld (replay cut short %lld), forked %lld\n",
         (long long)total.prompt_tokens, (long long)total.cached_tokens, (long long)total.recomputed_tokens,
         (long long)total.n_preempted, (long long)n_preempted_replay, (long long)total.n_forked);
+    assert_true(total.n_length > 0 && total.n_abort > 0 && total.n_dropped > 0);
+    assert_true(total.n_preempted > 0 && n_preempted_replay > 0 && total.n_forked > 0);
+    assert_true(total.cached_tokens > 0 && total.recomputed_tokens > 0 && total.snapshots > 0);
 }
 
 /* ---- two engines in one process -----------------------------------------------------------------------------------

@@ -578,4 +578,5 @@ static di_status avx512_index_select(di_stream *stream, const di_index_select_ar
 
 void di_cpu_install_avx512_index(di_cpu_kernels *k) {
     k->index_select = avx512_index_select;
+    k->topk = di_index_lanes_best;
 }

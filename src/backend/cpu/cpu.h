@@ -41,6 +41,9 @@ typedef struct di_cpu_kernels {
     /* The arithmetic probe: n rounds of independent multiply-adds from from[32] to to[16]; returns the operations done.
      */
     double (*peak)(int64_t n, const float *from, float *to);
+    /* The last step of index_select: the k best of s [n], ascending, ties to the lower index, without NaN and -inf,
+     * padded with -1. */
+    void (*topk)(const float *s, int64_t n, int32_t k, int32_t *out);
     di_status (*narrow_gemm)(di_stream *stream, const di_gemm_args *args);
     di_status (*narrow_moe_route)(di_stream *stream, const di_moe_route_args *args);
     di_status (*narrow_moe)(di_stream *stream, const di_moe_args *args);
@@ -54,6 +57,7 @@ typedef struct di_cpu_need {
 struct di_device {
     di_pool *pool; /* owned */
     di_cpu_level level;
+    bool is_order_free; /* sums may be added in other orders than the reference's, depending on the batch */
     di_cpu_kernels kernels;
     pthread_mutex_t lock; /* one operation at a time: pool and scratch are the device's */
     di_limits limits;     /* as reserved, field by field the largest; lock: lock */
@@ -222,7 +226,16 @@ float di_cpu_dot32(const float *a, const float *b, int64_t n);
 /* out[i] = di_dot32(a, b + i*stride, n) for i in [0, count). */
 void di_cpu_dot32_rows(const float *a, const float *b, int64_t stride, int64_t n, int64_t count, float *out);
 
-bool di_cpu_engram_gate_fits(const di_stream *stream, const di_engram_gate_args *a); /* ref_engram.c */
+/* ---- arguments that kernels of every level check alike ---- */
+
+bool di_cpu_rms_norm_fits(const di_stream *stream, const di_rms_norm_args *a);           /* ref_dense.c */
+bool di_cpu_quant_fits(const di_quant_args *a);                                          /* ref_dense.c */
+bool di_cpu_rope_fits(const di_stream *stream, const di_rope_args *a);                   /* ref_dense.c */
+bool di_cpu_engram_gather_fits(const di_stream *stream, const di_engram_gather_args *a); /* ref_engram.c */
+bool di_cpu_engram_gate_fits(const di_stream *stream, const di_engram_gate_args *a);     /* ref_engram.c */
+
+/* One row of engram_gather; buf [dim]. (ref_engram.c) */
+void di_cpu_engram_gather_row(const di_engram_gather_args *a, int64_t row, float *buf);
 
 /* 1 / (1 + exp(-x)) by di_expf; right at both ends. */
 static inline float di_cpu_sigmoid(float x) {

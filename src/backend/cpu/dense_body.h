@@ -1,5 +1,5 @@
-/* rms_norm, quant, rope and engram_gate with the same operations as the reference, at the width of the level that
- * includes this. Included after lanes_<level>.h. */
+/* rms_norm, quant, rope, engram_gather and engram_gate with the same operations as the reference, at the width of the
+ * level that includes this. Included after lanes_<level>.h. */
 #include "dot_body.h"
 
 /* ---- rms_norm ---- */
@@ -26,13 +26,10 @@ static void norm_row(void *ctx, int64_t row, int64_t n_rows, int worker) {
 }
 
 static di_status rms_norm(di_stream *stream, const di_rms_norm_args *a) {
-    int64_t n = a->x.n_cols;
-    if (!di_cpu_is_real(&a->x) || !di_cpu_is_real(&a->out) || !a->weight || n < 1 || a->out.n_cols != n ||
-        a->out.n_rows != a->x.n_rows || !di_cpu_scratch_fits(stream, 0, 2 * di_cpu_piece((size_t)n * sizeof(float)))) {
+    if (!di_cpu_rms_norm_fits(stream, a))
         return DI_ERR_SHAPE;
-    }
     norm_job job = {a, stream};
-    di_cpu_run(stream, norm_row, &job, a->x.n_rows, a->x.n_rows * n);
+    di_cpu_run(stream, norm_row, &job, a->x.n_rows, a->x.n_rows * a->x.n_cols);
     return DI_OK;
 }
 
@@ -56,10 +53,8 @@ static void quant_row(void *ctx, int64_t row, int64_t n_rows, int worker) {
 }
 
 static di_status quant(di_stream *stream, const di_quant_args *a) {
-    if (!di_cpu_is_real(&a->x) || a->out.dtype != DI_F8_E4M3 || !di_cpu_is_act(&a->out) ||
-        a->out.n_cols != a->x.n_cols || a->out.n_rows != a->x.n_rows) {
+    if (!di_cpu_quant_fits(a))
         return DI_ERR_SHAPE;
-    }
     quant_job job = {a, stream};
     di_cpu_run(stream, quant_row, &job, a->x.n_rows, a->x.n_rows * a->x.n_cols);
     return DI_OK;
@@ -100,13 +95,49 @@ static void rope_row(void *ctx, int64_t row, int64_t n_rows, int worker) {
 }
 
 static di_status rope(di_stream *stream, const di_rope_args *a) {
-    if (!di_cpu_is_real(&a->x) || a->n_heads < 1 || a->n_freq < 1 || a->head_dim < 2 * a->n_freq ||
-        a->x.n_cols != (int64_t)a->n_heads * a->head_dim ||
-        !di_cpu_scratch_fits(stream, 0, 2 * (size_t)a->n_freq * sizeof(float))) {
+    if (!di_cpu_rope_fits(stream, a))
         return DI_ERR_SHAPE;
-    }
     rope_job job = {a, stream};
     di_cpu_run(stream, rope_row, &job, a->x.n_rows, a->x.n_rows * a->n_heads * a->n_freq * 4);
+    return DI_OK;
+}
+
+/* ---- engram_gather ---- */
+
+typedef struct gather_job {
+    const di_engram_gather_args *a;
+    const di_stream *stream;
+} gather_job;
+
+/* The table's rows lie anywhere in far more memory than any cache holds: all that a row of the step needs is asked for
+ * before the first of it is read, so that the waits pass side by side. */
+static void gather_ahead(const di_engram_gather_args *a, int64_t row) {
+    enum { LINE = 64 };
+    int64_t dim = a->dim, n_groups = dim / 32;
+    for (int32_t col = 0; col < a->n_cols; col++) {
+        int64_t id = a->rows[row * a->n_cols + col];
+        if (id < 0 || id >= a->n_table)
+            continue;
+        for (int64_t i = 0; i < dim; i += LINE)
+            __builtin_prefetch(a->codes + id * dim + i);
+        __builtin_prefetch(a->codes + id * dim + dim - 1); /* rows need not start at a line */
+        __builtin_prefetch(a->scales + id * n_groups);
+        __builtin_prefetch(a->scales + id * n_groups + n_groups - 1);
+    }
+}
+
+static void gather_row(void *ctx, int64_t row, int64_t n_rows, int worker) {
+    (void)n_rows;
+    const gather_job *job = ctx;
+    gather_ahead(job->a, row);
+    di_cpu_engram_gather_row(job->a, row, (float *)di_cpu_worker(job->stream, worker));
+}
+
+static di_status engram_gather(di_stream *stream, const di_engram_gather_args *a) {
+    if (!di_cpu_engram_gather_fits(stream, a))
+        return DI_ERR_SHAPE;
+    gather_job job = {a, stream};
+    di_cpu_run(stream, gather_row, &job, a->out.n_rows, a->out.n_rows * a->out.n_cols);
     return DI_OK;
 }
 
@@ -166,5 +197,6 @@ void DI_INSTALL(dense)(di_cpu_kernels *k) {
     k->rms_norm = rms_norm;
     k->quant = quant;
     k->rope = rope;
+    k->engram_gather = engram_gather;
     k->engram_gate = engram_gate;
 }

@@ -56,6 +56,31 @@ void di_cpu_run(di_stream *stream, di_pool_fn fn, void *ctx, int64_t n_parts, in
         fn(ctx, part, n_parts, 0);
 }
 
+typedef struct host_job {
+    di_pool_fn fn;
+    void *ctx;
+    uint64_t mode;
+} host_job;
+
+/* Workers flush subnormals as kernels want it; host code gets the mode of the thread that asked. */
+static void host_part(void *ctx, int64_t part, int64_t n_parts, int worker) {
+    const host_job *job = ctx;
+    uint64_t was = di_cpu_fp_flush();
+    di_cpu_fp_restore(job->mode);
+    job->fn(job->ctx, part, n_parts, worker);
+    di_cpu_fp_restore(was);
+}
+
+static int cpu_host_threads(di_device *dev) {
+    return di_pool_threads(dev->pool);
+}
+
+static void cpu_host_run(di_device *dev, di_pool_fn fn, void *ctx, int64_t n_parts) {
+    host_job job = {.fn = fn, .ctx = ctx, .mode = di_cpu_fp_flush()};
+    di_cpu_fp_restore(job.mode);
+    di_pool_run(dev->pool, host_part, &job, n_parts);
+}
+
 /* ---- memory ---- */
 
 /* Blocks from this size on come from the system, which is asked for huge pages: the caches and the scratch of a large
@@ -237,6 +262,8 @@ static di_status cpu_open(di_device **out, const di_device_config *config, di_er
         level--; /* only the highest level needs permission */
     }
     st = di_cpu_device_open(out, config->n_threads, level, err);
+    if (st == DI_OK)
+        (*out)->is_order_free = config->is_order_free;
     if (st == DI_OK && config->is_pinned && (st = di_pool_pin((*out)->pool, err))) {
         cpu_close(*out);
         *out = NULL;
@@ -320,6 +347,14 @@ static const char *cpu_stream_refused(const di_stream *stream) {
     return stream->refused;
 }
 
+static void cpu_topk(di_device *dev, const float *scores, int64_t n, int32_t k, int32_t *idx) {
+    pthread_mutex_lock(&dev->lock);
+    uint64_t mode = di_cpu_fp_flush();
+    dev->kernels.topk(scores, n, k, idx);
+    di_cpu_fp_restore(mode);
+    pthread_mutex_unlock(&dev->lock);
+}
+
 const di_device_ops di_cpu_device_ops = {
     .abi = DI_BACKEND_ABI,
     .size = sizeof(di_device_ops),
@@ -339,4 +374,7 @@ const di_device_ops di_cpu_device_ops = {
     .stream_sync = cpu_stream_sync,
     .stream_refused = cpu_stream_refused,
     .measure = di_cpu_measure,
+    .host_threads = cpu_host_threads,
+    .host_run = cpu_host_run,
+    .topk = cpu_topk,
 };

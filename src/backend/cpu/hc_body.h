@@ -128,7 +128,7 @@ static void mix_part(void *ctx, int64_t part, int64_t n_parts, int worker) {
         for (int o = 0; o < n_dots; o += DI_TILE_OUT) {
             int n_out = DI_MIN(n_dots - o, DI_TILE_OUT);
             tile_floats(&fn, o, n_out, c0, padded, tile + DI_TILE_OUT * DI_TILE_IN, tile);
-            panel_add(rows, n_rows, tile, tile, padded / 32, n_out, false, acc + o * DI_HC_ROWS);
+            panel_add(rows, n_rows, tile, tile, padded / 32, n_out, PANEL_FLOATS, acc + o * DI_HC_ROWS);
         }
     }
     for (int r = 0; r < n_rows; r++)

@@ -1,7 +1,9 @@
 /* The steps of the indexer's selection by panels (index.h), at the width of the level that includes this: keys decoded
  * once into panels of 8, only those that a row needs, then the rows' scores, 8 entries and 4 heads at a time; the best
- * by a radix search for the last one that gets in, which looks at all scores a fixed number of times, whatever their
- * order, and leaves the chosen ascending. Included after lanes_<level>.h of a level with at most 8 lanes. */
+ * by a limit that is sure to leave enough of them, then a radix search for the last one that gets in among the few that
+ * reach it, which leaves the chosen ascending. Included after lanes_<level>.h of a level with at most 8 lanes. */
+#include <float.h>
+
 #include "act_body.h"
 #include "index.h"
 #include "tile_body.h"
@@ -90,46 +92,111 @@ static inline bool is_usable(float score) {
     return score > -INFINITY; /* false for NaN */
 }
 
-/* The k best of s, ascending, ties to the lower index, padded with -1. The rank of the last one that gets in is found
- * digit by digit, from the top: `left` of the scores whose higher digits equal `prefix` still have to be chosen. */
+/* What the search for the last one that gets in finds: of the ranks under `mask`, all above `prefix` get in and `ties`
+ * of those equal to it. */
+typedef struct last_in {
+    uint32_t prefix, mask;
+    int64_t ties;
+} last_in;
+
+/* Of at least k usable scores, digit by digit from the top. */
+static last_in radix_last(const float *s, int64_t n, int64_t k) {
+    last_in last = {0, 0, k};
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        uint32_t count[256] = {0};
+        for (int64_t i = 0; i < n; i++) {
+            uint32_t rank = rank_of(s[i]);
+            if (is_usable(s[i]) && (rank & last.mask) == last.prefix)
+                count[rank >> shift & 255]++;
+        }
+        uint32_t digit = 255;
+        for (; last.ties > count[digit]; digit--)
+            last.ties -= count[digit];
+        last.prefix |= digit << shift;
+        last.mask |= 255u << shift;
+        if (last.ties == count[digit]) /* all of them get in: lower digits don't matter */
+            break;
+    }
+    return last;
+}
+
+/* The k best of s, ascending, ties to the lower index, padded with -1. */
 static void radix_best(const float *s, int64_t n, int32_t k, int32_t *out) {
     int64_t usable = 0;
     for (int64_t i = 0; i < n; i++)
         usable += is_usable(s[i]);
-    int64_t left = DI_MIN((int64_t)k, usable);
-    uint32_t prefix = 0, mask = 0;
     bool is_all = usable <= k;
-    for (int shift = 24; shift >= 0 && !is_all; shift -= 8) {
-        uint32_t count[256] = {0};
-        for (int64_t i = 0; i < n; i++) {
-            uint32_t rank = rank_of(s[i]);
-            if (is_usable(s[i]) && (rank & mask) == prefix)
-                count[rank >> shift & 255]++;
-        }
-        uint32_t digit = 255;
-        for (; left > count[digit]; digit--)
-            left -= count[digit];
-        prefix |= digit << shift;
-        mask |= 255u << shift;
-        if (left == count[digit]) { /* all of them get in: lower digits don't matter */
-            left = INT64_MAX;
-            break;
-        }
-    }
+    last_in last = {0};
+    if (!is_all && k > 0)
+        last = radix_last(s, n, k);
     int32_t at = 0;
     for (int64_t i = 0; i < n && at < k; i++) {
         if (!is_usable(s[i]))
             continue;
-        uint32_t rank = rank_of(s[i]) & mask;
-        if (rank > prefix || is_all)
+        uint32_t rank = rank_of(s[i]) & last.mask;
+        if (rank > last.prefix || is_all)
             out[at++] = (int32_t)i;
-        else if (rank == prefix && left > 0) {
-            left--;
+        else if (rank == last.prefix && last.ties > 0) {
+            last.ties--;
             out[at++] = (int32_t)i;
         }
     }
     while (at < k)
         out[at++] = -1;
+}
+
+enum { KEPT_MAX = 4096, LOOK = 16 }; /* candidates for the best and groups, at most; scores looked at together */
+
+/* A score that at least k scores reach, or the least finite one: the k-th largest of the maxima of 2*k groups. A group
+ * is every (2*k)-th score, since large scores lie close together. */
+static float limit_of(const float *s, int64_t n, int32_t k) {
+    float maxima[KEPT_MAX];
+    int64_t n_groups = 2 * (int64_t)k, usable = 0;
+    if (n_groups > KEPT_MAX || n < 4 * n_groups)
+        return -FLT_MAX;
+    for (int64_t g = 0; g < n_groups; g++)
+        maxima[g] = -INFINITY;
+    for (int64_t from = 0; from < n; from += n_groups) {
+        for (int64_t g = 0; g < DI_MIN(n_groups, n - from); g++)
+            maxima[g] = s[from + g] > maxima[g] ? s[from + g] : maxima[g]; /* false for NaN */
+    }
+    for (int64_t g = 0; g < n_groups; g++)
+        usable += is_usable(maxima[g]);
+    if (usable < k)
+        return -FLT_MAX;
+    uint32_t least = radix_last(maxima, n_groups, k).prefix, least_finite = 0x00800000u;
+    return least <= least_finite ? -FLT_MAX : di_f32_from_bits(least & 0x80000000u ? least ^ 0x80000000u : ~least);
+}
+
+/* The same as radix_best: the scores that reach limit_of are few, and the best are among them. */
+static void panel_best(const float *s, int64_t n, int32_t k, int32_t *out) {
+    int32_t kept[KEPT_MAX + LOOK];
+    float scores[KEPT_MAX];
+    int64_t count = 0;
+    float limit = k > 0 ? limit_of(s, n, k) : -FLT_MAX;
+    if (limit == -FLT_MAX) {
+        radix_best(s, n, k, out);
+        return;
+    }
+    for (int64_t i = 0; i < n && count < KEPT_MAX; i += LOOK) {
+        int64_t end = DI_MIN(i + LOOK, n);
+        int is_any = end - i < LOOK;
+        for (int l = 0; l < LOOK && i + LOOK <= n; l++)
+            is_any |= s[i + l] >= limit;
+        for (int64_t e = i; e < end && is_any; e++) {
+            kept[count] = (int32_t)e;
+            count += s[e] >= limit;
+        }
+    }
+    if (count >= KEPT_MAX) {
+        radix_best(s, n, k, out);
+        return;
+    }
+    for (int64_t i = 0; i < count; i++)
+        scores[i] = s[kept[i]];
+    radix_best(scores, count, k, out);
+    for (int32_t i = 0; i < k && out[i] >= 0; i++)
+        out[i] = kept[out[i]];
 }
 
 static void block_max(const float *s, int64_t n, int64_t block, float *out) {

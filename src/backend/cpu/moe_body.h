@@ -55,8 +55,8 @@ static di_status moe_route(di_stream *stream, const di_moe_route_args *a) {
 typedef struct moe_job {
     di_moe_order o;
     const di_stream *stream;
-    bool is_faithful, is_coded;       /* is_coded: of x, see panel_product */
-    _Atomic bool is_act_out_of_range; /* an activation's scale is too near the ends of its range to be left out */
+    bool is_faithful, is_coded, is_free; /* is_coded: of x; see panel_product */
+    _Atomic bool is_act_out_of_range;    /* an activation's scale is too near the ends of its range to be left out */
     int64_t h_pad, inner_pad;
 } moe_job;
 
@@ -124,8 +124,8 @@ static void up_part(void *ctx, int64_t part, int64_t n_parts, int worker) {
     float *up = di_cpu_take(&at, sizeof(float) * DI_TILE_OUT * DI_ROW_BLOCK);
     int64_t block = p.seg->n_pairs * DI_TILE_IN;
     const float *x = job->o.s.x + p.seg->base * job->h_pad + p.r0 * DI_TILE_IN;
-    panel_product(&p.seg->expert->w1, p.o0, p.n_out, x, block, p.n_rows, job->is_coded, &scratch, gate);
-    panel_product(&p.seg->expert->w3, p.o0, p.n_out, x, block, p.n_rows, job->is_coded, &scratch, up);
+    panel_product(&p.seg->expert->w1, p.o0, p.n_out, x, block, p.n_rows, job->is_coded, job->is_free, &scratch, gate);
+    panel_product(&p.seg->expert->w3, p.o0, p.n_out, x, block, p.n_rows, job->is_coded, job->is_free, &scratch, up);
     float *out =
         job->o.s.act + p.seg->base * job->inner_pad + p.o0 / DI_TILE_IN * block + p.r0 * DI_TILE_IN + p.o0 % DI_TILE_IN;
     bool is_in_range = true;
@@ -147,7 +147,8 @@ static void down_part(void *ctx, int64_t part, int64_t n_parts, int worker) {
     float *acc = di_cpu_take(&at, sizeof(float) * DI_TILE_OUT * DI_ROW_BLOCK);
     bool is_coded = job->is_faithful && !atomic_load_explicit(&job->is_act_out_of_range, memory_order_relaxed);
     const float *x = job->o.s.act + p.seg->base * job->inner_pad + p.r0 * DI_TILE_IN;
-    panel_product(&p.seg->expert->w2, p.o0, p.n_out, x, p.seg->n_pairs * DI_TILE_IN, p.n_rows, is_coded, &scratch, acc);
+    panel_product(&p.seg->expert->w2, p.o0, p.n_out, x, p.seg->n_pairs * DI_TILE_IN, p.n_rows, is_coded, job->is_free,
+                  &scratch, acc);
     float *y = job->o.s.y + (p.seg->base + p.r0) * job->o.d.h + p.o0;
     for (int64_t r = 0; r < p.n_rows; r++, acc += DI_TILE_OUT, y += job->o.d.h) {
         for (int o = 0; job->is_faithful && o < DI_TILE_OUT; o++)
@@ -191,6 +192,7 @@ static di_status moe(di_stream *stream, const di_moe_args *a) {
         return DI_ERR_SHAPE;
     di_moe_scratch_cut(&o->d, shared, &o->s);
     job.is_coded = job.is_faithful && di_panel_x_fits(a->x.scale, a->x.n_rows * (a->x.n_cols / 32));
+    job.is_free = job.is_faithful && stream->dev->is_order_free;
     job.h_pad = di_panel_floats(1, o->d.h);
     job.inner_pad = di_panel_floats(1, o->d.inner);
     o->rows_of_block[DI_MOE_PACK] = DI_PACK_ROWS;

@@ -11,7 +11,8 @@ size_t di_panel_gemm_bytes(int64_t rows_max, int64_t n_in_max) {
 }
 
 void di_cpu_need_panel_gemm(const di_limits *limits, di_cpu_need *need) {
-    di_cpu_need_raise(need, di_panel_gemm_bytes(limits->rows_max, limits->n_in_max), di_panel_worker_bytes(1));
+    di_cpu_need_raise(need, di_panel_gemm_bytes(limits->rows_max, limits->n_in_max),
+                      di_panel_worker_bytes(DI_PART_TILES));
 }
 
 /* ---- decoding ---- */

@@ -7,7 +7,7 @@
  *
  *     activations, as floats:  [block of 128 inputs][row][128]       inputs padded with zeros to a multiple of 32
  *     tile of weights:         [128 inputs][32 outputs]
- *     sums:                    [row][32 outputs]
+ *     sums:                    [row][32 outputs], tile after tile
  *
  * Where activations are E4M3 codes and weights E4M3 or E2M1, the tile holds the weights' codes without their scales. A
  * scale is a power of two and belongs to a whole group of 32 inputs, so it multiplies the group's sum instead of its
@@ -23,6 +23,8 @@ enum {
     DI_TILE_OUT = 32,   /* outputs of a tile: also the height of a weight's scale block and the group of QA */
     DI_TILE_IN = 128,   /* inputs decoded at a time */
     DI_ROW_BLOCK = 128, /* rows that share a decoded tile */
+    DI_PART_TILES = 4,  /* tiles that a part of gemm makes of many rows, so that these come out of the second-level */
+    DI_PART_ROWS = 64,  /* cache for all but the first; many: more than this */
     DI_PACK_ROWS = 16,  /* rows and inputs that a part of a job packs */
     DI_PACK_IN = 1024,
     /* E8M0 bytes between which scales may be left to the end of a group; the lowest of activations is QA's least. Codes

@@ -1,8 +1,8 @@
 /* The inner loops of products by tiles (panel.h), at the width of the level that includes this.
  *
  * A block is a few rows by a few vectors of outputs, whose chains are registers: per input one load of each weight
- * vector and one broadcast of each row's activation. Even and odd chains go one after the other, but for few rows,
- * where a chain's latency shows and both go side by side. Included after lanes_<level>.h. */
+ * vector and one broadcast of each row's activation. Even and odd chains go side by side where both fit the registers,
+ * else one after the other. Included after lanes_<level>.h. */
 #ifndef DI_CPU_PANEL_BODY_H
 #define DI_CPU_PANEL_BODY_H
 
@@ -98,23 +98,27 @@ static bool tile_scales(const di_mat *w, int64_t o0, int n_out, int64_t k0, int6
     return most == 0;
 }
 
-/* Codes without scales, where weights and activations allow it. */
-static bool tile_halves(const di_mat *w, int64_t o0, int n_out, int64_t k0, int64_t count, uint16_t *tile,
-                        float *scale) {
+/* Codes without scales, where weights and activations allow it. They are made as fp16 in the upper half of the tile and
+ * widened from its start on, so that a value is read before its place is written: for the rows of a block, widening
+ * them again and again would take more time than the wider loads. */
+static bool tile_codes(const di_mat *w, int64_t o0, int n_out, int64_t k0, int64_t count, float *tile, float *scale) {
+    uint16_t *halves = (uint16_t *)(void *)tile + DI_TILE_OUT * DI_TILE_IN;
     if (k0 + count > w->n_in || w->n_in % 32)
         return false;
     if (w->dtype == DI_F4_E2M1) {
         if (!tile_scales(w, o0, n_out, k0, count, 0, scale))
             return false;
-        halves_of_e2m1(w, o0, n_out, k0, count, tile);
-        return true;
+        halves_of_e2m1(w, o0, n_out, k0, count, halves);
+    } else if (w->dtype != DI_F8_E4M3 || !tile_scales(w, o0, n_out, k0, count, 8, scale) ||
+               !halves_of_e4m3(w, o0, n_out, k0, count, halves)) {
+        return false;
     }
-    return w->dtype == DI_F8_E4M3 && tile_scales(w, o0, n_out, k0, count, 8, scale) &&
-           halves_of_e4m3(w, o0, n_out, k0, count, tile);
+    for (int64_t i = 0; i < count * DI_TILE_OUT; i += DI_LANES)
+        di_v_store(tile + i, di_v_load_half(halves + i));
+    return true;
 }
 #else
-static bool tile_halves(const di_mat *w, int64_t o0, int n_out, int64_t k0, int64_t count, uint16_t *tile,
-                        float *scale) {
+static bool tile_codes(const di_mat *w, int64_t o0, int n_out, int64_t k0, int64_t count, float *tile, float *scale) {
     (void)w, (void)o0, (void)n_out, (void)k0, (void)count, (void)tile, (void)scale;
     return false;
 }
@@ -128,74 +132,93 @@ typedef struct chains {
     di_v v[DI_BLOCK_ROWS][DI_BLOCK_VECS];
 } chains;
 
-/* One input: is_half takes fp16 weights and fuses, which is exact there. */
-DI_INLINE void add_input(chains *c, const float *x, const void *tile, int64_t k, int n_rows, bool is_half) {
+/* One input: is_fused is exact for codes, and allowed in free order. */
+DI_INLINE void add_input(chains *c, const float *x, const float *tile, int64_t k, int n_rows, bool is_fused) {
     di_v w[DI_BLOCK_VECS];
-    UNROLLED for (int i = 0; i < DI_BLOCK_VECS; i++) {
-        int64_t at = k * DI_TILE_OUT + i * DI_LANES;
-#if DI_HAS_BYTES
-        w[i] = is_half ? di_v_load_half((const uint16_t *)tile + at) : di_v_load((const float *)tile + at);
-#else
-        (void)is_half;
-        w[i] = di_v_load((const float *)tile + at);
-#endif
-    }
+    UNROLLED for (int i = 0; i < DI_BLOCK_VECS; i++) w[i] = di_v_load(tile + k * DI_TILE_OUT + i * DI_LANES);
     UNROLLED for (int r = 0; r < n_rows; r++) {
         di_v s = di_v_splat(x[r * DI_TILE_IN + k]);
         UNROLLED for (int i = 0; i < DI_BLOCK_VECS; i++) {
 #if DI_HAS_BYTES
-            c->v[r][i] = is_half ? di_v_fma(s, w[i], c->v[r][i]) : c->v[r][i] + s * w[i];
+            c->v[r][i] = is_fused ? di_v_fma(s, w[i], c->v[r][i]) : c->v[r][i] + s * w[i];
 #else
+            (void)is_fused;
             c->v[r][i] += s * w[i];
 #endif
         }
     }
 }
 
-/* acc[row][output] += even chain + odd chain, group after group. n_rows and is_half are constants where this is called.
- */
-DI_INLINE void add_block(const float *x, const void *tile, const float *scale, int64_t n_groups, int n_rows,
-                         bool is_half, float *acc) {
+/* acc[row][output] += even chain + odd chain, times the group's scale where is_coded, group after group. n_rows and
+ * is_coded are constants where this is called. */
+DI_INLINE void add_block(const float *x, const float *tile, const float *scale, int64_t n_groups, int n_rows,
+                         bool is_coded, float *acc) {
     for (int64_t g = 0; g < n_groups; g++) {
-        const float *xg = x + g * 32;
-        const void *tg = is_half ? (const void *)((const uint16_t *)tile + g * 32 * DI_TILE_OUT)
-                                 : (const void *)((const float *)tile + g * 32 * DI_TILE_OUT);
+        const float *xg = x + g * 32, *tg = tile + g * 32 * DI_TILE_OUT;
         chains even, odd;
         UNROLLED for (int r = 0; r < n_rows; r++) {
             UNROLLED for (int i = 0; i < DI_BLOCK_VECS; i++) even.v[r][i] = odd.v[r][i] = (di_v){0};
         }
-        if (n_rows <= 2) {
+        if (n_rows <= 2 || 2 * n_rows <= DI_BLOCK_ROWS) {
             for (int k = 0; k < 32; k += 2) {
-                add_input(&even, xg, tg, k, n_rows, is_half);
-                add_input(&odd, xg, tg, k + 1, n_rows, is_half);
+                add_input(&even, xg, tg, k, n_rows, is_coded);
+                add_input(&odd, xg, tg, k + 1, n_rows, is_coded);
             }
         } else {
             for (int k = 0; k < 32; k += 2)
-                add_input(&even, xg, tg, k, n_rows, is_half);
+                add_input(&even, xg, tg, k, n_rows, is_coded);
             for (int k = 1; k < 32; k += 2)
-                add_input(&odd, xg, tg, k, n_rows, is_half);
+                add_input(&odd, xg, tg, k, n_rows, is_coded);
         }
         UNROLLED for (int r = 0; r < n_rows; r++) {
             UNROLLED for (int i = 0; i < DI_BLOCK_VECS; i++) {
                 float *at = acc + r * DI_TILE_OUT + i * DI_LANES;
-                di_v sum = even.v[r][i] + odd.v[r][i];
+                di_v sum = even.v[r][i] + odd.v[r][i], all = di_v_load(at);
 #if DI_HAS_BYTES
-                if (is_half)
-                    sum *= di_v_load(scale + g * DI_TILE_OUT + i * DI_LANES); /* exact */
+                if (is_coded) /* the product is exact: fused or not, the sum is the same */
+                    all = di_v_fma(sum, di_v_load(scale + g * DI_TILE_OUT + i * DI_LANES), all);
+                else
+                    all += sum;
 #else
                 (void)scale;
+                all += sum;
 #endif
-                di_v_store(at, di_v_load(at) + sum);
+                di_v_store(at, all);
             }
         }
     }
 }
 
+/* acc[row][output] += all products in one chain of each output. */
+DI_INLINE void add_block_free(const float *x, const float *tile, int64_t n_groups, int n_rows, float *acc) {
+    chains c;
+    UNROLLED for (int r = 0; r < n_rows; r++) {
+        UNROLLED for (int i = 0; i < DI_BLOCK_VECS; i++) c.v[r][i] = (di_v){0};
+    }
+    for (int64_t k = 0; k < 32 * n_groups; k++)
+        add_input(&c, x, tile, k, n_rows, true);
+    UNROLLED for (int r = 0; r < n_rows; r++) {
+        UNROLLED for (int i = 0; i < DI_BLOCK_VECS; i++) {
+            float *at = acc + r * DI_TILE_OUT + i * DI_LANES;
+            di_v_store(at, di_v_load(at) + c.v[r][i]);
+        }
+    }
+}
+
+/* How a tile is added. */
+typedef enum panel_kind {
+    PANEL_FLOATS, /* in order, each product rounded */
+    PANEL_CODES,  /* in order; products are exact, and each group's sum is multiplied by its scale */
+    PANEL_FREE    /* in whatever order is fastest; blocks of one or two rows stay in order */
+} panel_kind;
+
 #define ADD_BLOCK(rows)                                                                                                \
-    static __attribute__((noinline)) void add_block_##rows(const float *x, const void *tile, const float *scale,       \
-                                                           int64_t n_groups, bool is_half, float *acc) {               \
-        if (is_half)                                                                                                   \
+    static __attribute__((noinline)) void add_block_##rows(const float *x, const float *tile, const float *scale,      \
+                                                           int64_t n_groups, panel_kind kind, float *acc) {            \
+        if (kind == PANEL_CODES)                                                                                       \
             add_block(x, tile, scale, n_groups, rows, true, acc);                                                      \
+        else if (kind == PANEL_FREE && rows > 2)                                                                       \
+            add_block_free(x, tile, n_groups, rows, acc);                                                              \
         else                                                                                                           \
             add_block(x, tile, scale, n_groups, rows, false, acc);                                                     \
     }
@@ -212,18 +235,18 @@ ADD_BLOCK(12)
 #endif
 
 /* acc [n_rows][32] += products of n_groups groups of rows, packed [row][DI_TILE_IN], with a tile. */
-static void panel_add(const float *x, int64_t n_rows, const void *tile, const float *scale, int64_t n_groups, int n_out,
-                      bool is_half, float *acc) {
+static void panel_add(const float *x, int64_t n_rows, const float *tile, const float *scale, int64_t n_groups,
+                      int n_out, panel_kind kind, float *acc) {
     enum { BLOCK_OUT = DI_BLOCK_VECS * DI_LANES };
     for (int o = 0; o < n_out; o += BLOCK_OUT) {
-        const void *t = is_half ? (const void *)((const uint16_t *)tile + o) : (const void *)((const float *)tile + o);
-        const float *s = scale + o;
+        const float *t = tile + o, *s = scale + o;
         int64_t r = 0;
 #define WHILE_ROWS(rows)                                                                                               \
     for (; n_rows - r >= rows; r += rows)                                                                              \
-    add_block_##rows(x + r * DI_TILE_IN, t, s, n_groups, is_half, acc + r * DI_TILE_OUT + o)
+    add_block_##rows(x + r * DI_TILE_IN, t, s, n_groups, kind, acc + r * DI_TILE_OUT + o)
 #if DI_BLOCK_ROWS >= 12
-        WHILE_ROWS(12);
+        if (kind != PANEL_CODES) /* those are faster with both chains in registers */
+            WHILE_ROWS(12);
 #endif
 #if DI_BLOCK_ROWS >= 6
         WHILE_ROWS(6);
@@ -241,8 +264,7 @@ static void panel_add(const float *x, int64_t n_rows, const void *tile, const fl
 
 /* A worker's scratch for them. */
 typedef struct panel_scratch {
-    void *tile;
-    float *scale, *rows;
+    float *tile, *scale, *rows;
 } panel_scratch;
 
 static inline panel_scratch panel_scratch_take(uint8_t **at) {
@@ -253,24 +275,42 @@ static inline panel_scratch panel_scratch_take(uint8_t **at) {
     return s;
 }
 
-/* acc [n_rows][32] = products of n_out <= 32 rows of w from o0 on with n_rows <= 128 rows packed at x, whose blocks lie
- * `block` floats apart. is_coded: the activations are E4M3 codes whose scales fit (di_panel_x_fits). */
+/* Codes times their groups' scales. */
+static void tile_scale(float *tile, const float *scale, int64_t count) {
+    for (int64_t k = 0; k < count; k++, tile += DI_TILE_OUT) {
+        for (int o = 0; o < DI_TILE_OUT; o += DI_LANES)
+            di_v_store(tile + o, di_v_load(tile + o) * di_v_load(scale + k / 32 * DI_TILE_OUT + o));
+    }
+}
+
+/* acc [n_rows][32] = products of n_out rows of w from o0 on with n_rows <= 128 rows packed at x, whose blocks lie
+ * `block` floats apart; every 32 rows of w have sums of their own, [DI_ROW_BLOCK][32] apart. is_coded: the activations
+ * are E4M3 codes whose scales fit (di_panel_x_fits). is_free: the order of sums is not promised. */
 static inline void panel_product(const di_mat *w, int64_t o0, int n_out, const float *x, int64_t block, int64_t n_rows,
-                                 bool is_coded, const panel_scratch *s, float *acc) {
+                                 bool is_coded, bool is_free, const panel_scratch *s, float *acc) {
     int64_t padded = DI_ROUND_UP(w->n_in, 32);
-    memset(acc, 0, sizeof *acc * DI_TILE_OUT * (size_t)n_rows);
+    for (int o = 0; o < n_out; o += DI_TILE_OUT)
+        memset(acc + o * DI_ROW_BLOCK, 0, sizeof *acc * DI_TILE_OUT * (size_t)n_rows);
     for (int64_t k0 = 0; k0 < padded; k0 += DI_TILE_IN, x += block) {
         int64_t count = DI_MIN(padded - k0, DI_TILE_IN);
-        bool is_half = is_coded && tile_halves(w, o0, n_out, k0, count, s->tile, s->scale);
-        if (!is_half) {
+        for (int o = 0; o < n_out; o += DI_TILE_OUT) {
+            int n = DI_MIN(n_out - o, DI_TILE_OUT);
+            panel_kind kind = is_free ? PANEL_FREE : PANEL_FLOATS;
+            bool has_codes = is_coded && tile_codes(w, o0 + o, n, k0, count, s->tile, s->scale);
+            if (!has_codes) {
 #if DI_HAS_BYTES
-            if (w->dtype == DI_BF16 && k0 + count <= w->n_in)
-                floats_of_bf16(w, o0, n_out, k0, count, s->tile);
-            else
+                if (w->dtype == DI_BF16 && k0 + count <= w->n_in)
+                    floats_of_bf16(w, o0 + o, n, k0, count, s->tile);
+                else
 #endif
-                tile_floats(w, o0, n_out, k0, count, s->rows, s->tile);
+                    tile_floats(w, o0 + o, n, k0, count, s->rows, s->tile);
+            }
+            if (has_codes && is_free && n_rows > 2)
+                tile_scale(s->tile, s->scale, count);
+            else if (has_codes)
+                kind = PANEL_CODES;
+            panel_add(x, n_rows, s->tile, s->scale, count / 32, n, kind, acc + o * DI_ROW_BLOCK);
         }
-        panel_add(x, n_rows, s->tile, s->scale, count / 32, n_out, is_half, acc);
     }
 }
 

@@ -92,7 +92,7 @@ uint32_t di_cpu_index_wanted(const di_index_select_args *a, int64_t row, int64_t
     return wanted;
 }
 
-const di_index_steps di_index_portable_steps = {panel_query, panel_scores, radix_best, block_max};
+const di_index_steps di_index_portable_steps = {panel_query, panel_scores, panel_best, block_max};
 
 /* ---- the operation ----------------------------------------------------------------------------------------------- */
 
@@ -184,4 +184,5 @@ static di_status portable_index_select(di_stream *stream, const di_index_select_
 
 void di_cpu_install_portable_index(di_cpu_kernels *k) {
     k->index_select = portable_index_select;
+    k->topk = panel_best;
 }

@@ -64,14 +64,18 @@ static void norm_row(void *ctx, int64_t row, int64_t n_rows, int worker) {
     di_cpu_store(&a->out, row, 0, n, x);
 }
 
-static di_status rms_norm(di_stream *stream, const di_rms_norm_args *a) {
+bool di_cpu_rms_norm_fits(const di_stream *stream, const di_rms_norm_args *a) {
     int64_t n = a->x.n_cols;
-    if (!di_cpu_is_real(&a->x) || !di_cpu_is_real(&a->out) || !a->weight || n < 1 || a->out.n_cols != n ||
-        a->out.n_rows != a->x.n_rows || !di_cpu_scratch_fits(stream, 0, (size_t)n * sizeof(float))) {
+    return di_cpu_is_real(&a->x) && di_cpu_is_real(&a->out) && a->weight && n >= 1 && a->out.n_cols == n &&
+           a->out.n_rows == a->x.n_rows &&
+           di_cpu_scratch_fits(stream, 0, 2 * di_cpu_piece((size_t)n * sizeof(float))); /* a row and its weights */
+}
+
+static di_status rms_norm(di_stream *stream, const di_rms_norm_args *a) {
+    if (!di_cpu_rms_norm_fits(stream, a))
         return DI_ERR_SHAPE;
-    }
     norm_job job = {a, stream};
-    di_cpu_run(stream, norm_row, &job, a->x.n_rows, a->x.n_rows * n * 2);
+    di_cpu_run(stream, norm_row, &job, a->x.n_rows, a->x.n_rows * a->x.n_cols * 2);
     return DI_OK;
 }
 
@@ -92,12 +96,15 @@ static void quant_row(void *ctx, int64_t row, int64_t n_rows, int worker) {
                 a->out.scale + row * (n / 32));
 }
 
+bool di_cpu_quant_fits(const di_quant_args *a) {
+    return di_cpu_is_real(&a->x) && a->out.dtype == DI_F8_E4M3 && di_cpu_is_act(&a->out) &&
+           a->out.n_cols == a->x.n_cols && a->out.n_rows == a->x.n_rows;
+}
+
 static di_status quant(di_stream *stream, const di_quant_args *a) {
     int64_t n = a->x.n_cols;
-    if (!di_cpu_is_real(&a->x) || a->out.dtype != DI_F8_E4M3 || !di_cpu_is_act(&a->out) || a->out.n_cols != n ||
-        a->out.n_rows != a->x.n_rows || !di_cpu_scratch_fits(stream, 0, (size_t)n * sizeof(float))) {
+    if (!di_cpu_quant_fits(a) || !di_cpu_scratch_fits(stream, 0, (size_t)n * sizeof(float)))
         return DI_ERR_SHAPE;
-    }
     quant_job job = {a, stream};
     di_cpu_run(stream, quant_row, &job, a->x.n_rows, a->x.n_rows * n * 4);
     return DI_OK;
@@ -138,11 +145,15 @@ static void rope_row(void *ctx, int64_t row, int64_t n_rows, int worker) {
     }
 }
 
+bool di_cpu_rope_fits(const di_stream *stream, const di_rope_args *a) {
+    return di_cpu_is_real(&a->x) && a->n_heads >= 1 && a->n_freq >= 1 && a->head_dim >= 2 * a->n_freq &&
+           a->x.n_cols == (int64_t)a->n_heads * a->head_dim &&
+           di_cpu_scratch_fits(stream, 0, 2 * (size_t)a->n_freq * sizeof(float)); /* a head's pairs */
+}
+
 static di_status rope(di_stream *stream, const di_rope_args *a) {
-    if (!di_cpu_is_real(&a->x) || a->n_heads < 1 || a->n_freq < 1 || a->head_dim < 2 * a->n_freq ||
-        a->x.n_cols != (int64_t)a->n_heads * a->head_dim) {
+    if (!di_cpu_rope_fits(stream, a))
         return DI_ERR_SHAPE;
-    }
     di_cpu_run(stream, rope_row, (void *)a, a->x.n_rows, a->x.n_rows * a->n_heads * a->n_freq * 8);
     return DI_OK;
 }

@@ -40,12 +40,8 @@ typedef struct gather_job {
     const di_stream *stream;
 } gather_job;
 
-static void gather_row(void *ctx, int64_t row, int64_t n_rows, int worker) {
-    (void)n_rows;
-    const gather_job *job = ctx;
-    const di_engram_gather_args *a = job->a;
+void di_cpu_engram_gather_row(const di_engram_gather_args *a, int64_t row, float *buf) {
     int64_t dim = a->dim, n_groups = dim / 32;
-    float *buf = (float *)di_cpu_worker(job->stream, worker);
     for (int32_t col = 0; col < a->n_cols; col++) {
         int64_t id = a->rows[row * a->n_cols + col];
         bool is_stored = id >= 0 && id < a->n_table;
@@ -70,11 +66,20 @@ static void gather_row(void *ctx, int64_t row, int64_t n_rows, int worker) {
     }
 }
 
+static void gather_row(void *ctx, int64_t row, int64_t n_rows, int worker) {
+    (void)n_rows;
+    const gather_job *job = ctx;
+    di_cpu_engram_gather_row(job->a, row, (float *)di_cpu_worker(job->stream, worker));
+}
+
+bool di_cpu_engram_gather_fits(const di_stream *stream, const di_engram_gather_args *a) {
+    return a->dim >= 32 && a->dim % 32 == 0 && a->n_cols >= 1 && a->out.n_cols == (int64_t)a->n_cols * a->dim &&
+           di_cpu_is_act(&a->out) && di_cpu_scratch_fits(stream, 0, (size_t)a->dim * sizeof(float));
+}
+
 static di_status engram_gather(di_stream *stream, const di_engram_gather_args *a) {
-    if (a->dim < 32 || a->dim % 32 || a->n_cols < 1 || a->out.n_cols != (int64_t)a->n_cols * a->dim ||
-        !di_cpu_is_act(&a->out) || !di_cpu_scratch_fits(stream, 0, (size_t)a->dim * sizeof(float))) {
+    if (!di_cpu_engram_gather_fits(stream, a))
         return DI_ERR_SHAPE;
-    }
     gather_job job = {a, stream};
     di_cpu_run(stream, gather_row, &job, a->out.n_rows, a->out.n_rows * a->out.n_cols);
     return DI_OK;

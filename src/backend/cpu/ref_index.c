@@ -148,4 +148,5 @@ bool di_cpu_index_fits(const di_stream *stream, const di_index_select_args *a) {
 
 void di_cpu_install_ref_index(di_cpu_kernels *k) {
     k->index_select = ref_index_select;
+    k->topk = best;
 }

@@ -120,6 +120,7 @@ typedef struct di_kv_hit {
     int32_t n_blocks; /* leading blocks */
     int32_t n_state;  /* the largest border <= n_blocks that has a state; 0: none. n_state < n_blocks: a sequence has
                          left the known path where no state is, so this border is worth one */
+    int32_t n_idle;   /* blocks of the hit that no sequence uses: whoever takes it can't have them evicted as well */
 } di_kv_hit;
 
 typedef struct di_prefix_stats {

@@ -278,6 +278,7 @@ static di_kv_hit device_lookup(di_kv_store *store, const di_kv_chain *chain, int
     int32_t n = DI_MIN(n_max, chain->n_hashes), e = -1;
     while (hit.n_blocks < n && (e = find(p, chain, hit.n_blocks, e)) >= 0) {
         hit.n_blocks++;
+        hit.n_idle += p->kv->blocks.refs[e] == 1;
         if (p->entries[e].slot >= 0)
             hit.n_state = hit.n_blocks;
     }

@@ -85,14 +85,14 @@ static void leave_class(di_sched_queue *q, di_sched_class *k) {
     free(k);
 }
 
-static di_status make_caller(di_sched_queue *q, di_sched_caller **out, uint64_t hash, int32_t priority,
-                             const char *name, size_t len, di_error *err) {
+/* NULL: no memory. */
+static di_sched_caller *make_caller(di_sched_queue *q, uint64_t hash, int32_t priority, const char *name, size_t len) {
     size_t bytes;
     di_sched_caller *c = di_size_add(&bytes, sizeof *c, len) ? calloc(1, bytes) : NULL;
     di_sched_class *k = c ? enter_class(q, priority) : NULL;
     if (!k) {
         free(c);
-        return di_fail(err, DI_ERR_MEMORY, "caller with a name of %zu bytes", len);
+        return NULL;
     }
     grow(q);
     c->class = k;
@@ -104,8 +104,7 @@ static di_status make_caller(di_sched_queue *q, di_sched_caller **out, uint64_t 
     c->chain = q->table[hash & (q->cap - 1)];
     q->table[hash & (q->cap - 1)] = c;
     q->n_callers++;
-    *out = c;
-    return DI_OK;
+    return c;
 }
 
 static bool is_caller(const di_sched_caller *c, uint64_t hash, int32_t priority, const char *name, size_t len) {
@@ -119,11 +118,8 @@ di_status di_sched_attach(di_sched_queue *q, di_sched_item *item, const char *na
     di_sched_caller *c = q->table[hash & (q->cap - 1)];
     while (c && !is_caller(c, hash, priority, name, len))
         c = c->chain;
-    if (!c) {
-        di_status st = make_caller(q, &c, hash, priority, name, len, err);
-        if (st)
-            return st;
-    }
+    if (!c && !(c = make_caller(q, hash, priority, name, len)))
+        return di_fail(err, DI_ERR_MEMORY, "caller with a name of %zu bytes", len);
     c->n_attached++;
     item->caller = c;
     return DI_OK;
@@ -206,7 +202,9 @@ static di_sched_item *first_ready(const di_sched_caller *c) {
 static bool goes_before(const di_sched_item *a, const di_sched_item *b) {
     if (a->priority != b->priority)
         return a->priority < b->priority;
-    if (a->caller->served != b->caller->served)
+    if (a->is_resumed != b->is_resumed)
+        return a->is_resumed;
+    if (!a->is_resumed && a->caller->served != b->caller->served)
         return a->caller->served < b->caller->served;
     return a->arrival < b->arrival;
 }
@@ -218,7 +216,7 @@ di_sched_item *di_sched_peek(di_sched_queue *q) {
         if (item && (!best || goes_before(item, best)))
             best = item;
     }
-    if (best) { /* nobody of its class that waits was served less: the even division is no less either */
+    if (best && !best->is_resumed) { /* nobody of its class that waits was served less, so neither is virtual time */
         di_sched_caller *c = best->caller;
         c->class->now = DI_MAX(c->class->now, c->served);
     }

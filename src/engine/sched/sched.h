@@ -12,12 +12,13 @@
 
 /* ---- waiting queue ------------------------------------------------------------------------------------------------
  *
- * The next item is, among those that are ready: the lowest priority value; then the caller that has been served least;
- * then the earliest arrival. "Served" counts rows that were computed for a caller, prompt rows and output tokens alike,
- * within one priority: shares are among equals. Virtual time moves with every row, by its share for each caller that
- * is there, so it is what an even division would have given; a caller that is new or comes back after a pause starts
- * from it. So idling earns nothing, and callers that come once and go, however many, can't keep one that was served
- * before from its turn for ever. Items that are not ready are passed over and keep their place. */
+ * The next item is, among those that are ready: the lowest priority value; then what ran before and was interrupted;
+ * then the caller that has been served least; then the earliest arrival. "Served" counts rows that were computed for a
+ * caller, prompt rows and output tokens alike, within one priority: shares are among equals. Virtual time moves with
+ * every row, by its share for each caller that is there, so it is what an even division would have given; a caller that
+ * is new or comes back after a pause starts from it. So idling earns nothing, and callers that come once and go,
+ * however many, can't keep one that was served before from its turn for ever. Items that are not ready are passed over
+ * and keep their place. */
 
 typedef struct di_sched_caller di_sched_caller; /* of one priority */
 typedef struct di_sched_class di_sched_class;   /* the callers of one priority */
@@ -29,6 +30,7 @@ typedef struct di_sched_item {
     int32_t priority;                  /* lower goes first */
     uint64_t arrival;                  /* unique; rises with time */
     bool is_ready;
+    bool is_resumed; /* it ran before and gave up its memory: first among those of its priority */
     bool is_queued;
 } di_sched_item;
 

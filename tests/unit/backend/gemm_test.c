@@ -314,7 +314,65 @@ static void gemm_refuses_what_does_not_fit(void **state) {
     ops_mem_free(&mem);
 }
 
-DI_TEST_GROUP(backend_gemm, cmocka_unit_test(gemm_sums_in_order), cmocka_unit_test(gemm_keeps_the_least_scale),
+/* Without batch-invariant mode sums may be added in any order: within the bound of any order, and in exact numerics or
+ * for one row, where nothing is freed, the very sums. */
+static void free_order_stays_close(void **state) {
+    (void)state;
+    enum { N_IN = 288, N_OUT = 70, ROWS = 27 };
+    static const struct {
+        di_dtype x, w;
+    } kinds[] = {{DI_F8_E4M3, DI_F8_E4M3}, {DI_F8_E4M3, DI_F4_E2M1}, {DI_BF16, DI_BF16}, {DI_F32, DI_F8_E4M3}};
+    di_limits limits = ops_mat_limits();
+    uint64_t rng = 12;
+    for (size_t c = 0; c < DI_COUNT(kinds); c++) {
+        ops_mem mem = {0};
+        di_act x = ops_act_random(&mem, &rng, kinds[c].x, ROWS, N_IN);
+        di_mat w = ops_mat_random(&mem, &rng, kinds[c].w, N_OUT, N_IN);
+        for (int variant = 0; variant < ops_rig_variants(); variant++) {
+            for (int64_t n_rows = ROWS; n_rows > 0; n_rows = n_rows == ROWS ? 1 : 0) {
+                ops_rig rig;
+                ops_rig_open_variant(&rig, variant, &limits);
+                rig.dev->is_order_free = true;
+                x.n_rows = n_rows;
+                di_act out = ops_act_empty(&mem, DI_F32, n_rows, N_OUT);
+                di_gemm_args args = {.x = x, .w = &w, .out = out};
+                assert_int_equal(di_cpu_ops.gemm(rig.stream, &args), DI_OK);
+                for (int64_t row = 0; row < n_rows; row++) {
+                    for (int64_t o = 0; o < N_OUT; o++) {
+                        float xf[N_IN], wf[N_IN];
+                        double exact = 0, size = 0, got = ops_act_value(&out, row, o);
+                        for (int64_t i = 0; i < N_IN; i++) {
+                            double xv = ops_act_value(&x, row, i), wv = ops_mat_value(&w, o, i);
+                            xf[i] = (float)xv, wf[i] = (float)wv;
+                            exact += xv * wv, size += fabs(xv * wv);
+                        }
+                        ops_close(got, exact, ops_sum_bound(N_IN, size));
+                        if (kinds[c].x == DI_F32 || n_rows == 1)
+                            assert_true(got == (double)ops_dot32(xf, wf, N_IN));
+                    }
+                }
+                ops_rig_close(&rig);
+            }
+        }
+        ops_mem_free(&mem);
+    }
+}
+
+/* The device takes the mode from its configuration. */
+static void free_order_is_asked_for(void **state) {
+    (void)state;
+    di_error err = {0};
+    for (int is_free = 0; is_free < 2; is_free++) {
+        di_device *dev;
+        di_device_config config = {.n_threads = 1, .is_order_free = is_free};
+        di_test_ok(di_cpu_device_ops.open(&dev, &config, &err), &err);
+        assert_int_equal(dev->is_order_free, is_free);
+        di_cpu_device_ops.close(dev);
+    }
+}
+
+DI_TEST_GROUP(backend_gemm, cmocka_unit_test(free_order_stays_close), cmocka_unit_test(free_order_is_asked_for),
+              cmocka_unit_test(gemm_sums_in_order), cmocka_unit_test(gemm_keeps_the_least_scale),
               cmocka_unit_test(gemm_flushes_subnormals), cmocka_unit_test(gemm_agrees_on_unusual_values),
               cmocka_unit_test(gemm_runs_in_passes), cmocka_unit_test(gemm_is_the_same_at_the_ends_of_scales),
               cmocka_unit_test(gemm_keeps_to_its_columns), cmocka_unit_test(gemm_refuses_what_does_not_fit));

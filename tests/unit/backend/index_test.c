@@ -410,7 +410,45 @@ static void bad_shapes_are_refused(void **state) {
     }
 }
 
-DI_TEST_GROUP(index_select, cmocka_unit_test(golden_scores_and_selections),
+/* The last step alone, at every level, against sorting: many ties, NaN and -inf among the scores, more asked for than
+ * there are. */
+static void the_step_alone_is_exact(void **state) {
+    (void)state;
+    enum { N = 65536, CASES = 4 };
+    static const int32_t topks[CASES] = {512, 1, 4000, 0};
+    static const int64_t lens[CASES] = {N, N, 3001, 100};
+    float *s = ops_rig_alloc(N * sizeof *s);
+    int32_t *order = ops_rig_alloc(N * sizeof *order), *idx = ops_rig_alloc(N * sizeof *idx);
+    uint64_t rng = 5;
+    for (int c = 0; c < CASES; c++) {
+        int32_t n = 0, topk = topks[c];
+        for (int64_t j = 0; j < lens[c]; j++) {
+            uint64_t r = di_test_random(&rng);
+            s[j] = r % 97 == 0 ? NAN : r % 89 == 0 ? -INFINITY : di_round_bf16((float)di_test_random_unit(&rng) - 0.5f);
+            if (s[j] > -INFINITY)
+                order[n++] = (int32_t)j;
+        }
+        sorted_by = s;
+        qsort(order, (size_t)n, sizeof *order, falling);
+        int32_t n_best = DI_MIN(n, topk);
+        qsort(order, (size_t)n_best, sizeof *order, rising);
+        FOR_EACH_LEVEL(level) {
+            di_device *dev;
+            di_error err = {0};
+            di_test_ok(di_cpu_device_open(&dev, 1, level, &err), &err);
+            di_cpu_device_ops.topk(dev, s, lens[c], topk, idx);
+            assert_list(idx, order, n_best);
+            for (int32_t t = n_best; t < topk; t++)
+                assert_int_equal(idx[t], -1);
+            di_cpu_device_ops.close(dev);
+        }
+    }
+    free(s);
+    free(order);
+    free(idx);
+}
+
+DI_TEST_GROUP(index_select, cmocka_unit_test(the_step_alone_is_exact), cmocka_unit_test(golden_scores_and_selections),
               cmocka_unit_test(ties_go_to_the_lower_index), cmocka_unit_test(fewer_entries_than_topk_are_padded),
               cmocka_unit_test(minus_infinity_never_wins), cmocka_unit_test(nan_never_wins),
               cmocka_unit_test(the_newest_block_always_takes_part),

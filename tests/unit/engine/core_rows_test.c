@@ -96,7 +96,7 @@ static void keep_clean(call *c) {
 static void run_beside_fault(bench *b, void (*make_faulty)(call *c), di_status expected) {
     for (int i = 0; i < 7; i++) {
         call *c = &b->calls[i];
-        call_make(c, (size_t)(40 + 90 * i), 30, (uint64_t)(100 + i));
+        call_make(c, 40 + 90 * i, 30, (uint64_t)(100 + i));
         keep_clean(c);
     }
     make_faulty(&b->calls[0]);
@@ -225,7 +225,7 @@ static void failing_forward_ends_only_who_is_in_it(void **state) {
         for (int round = 0; round < 20; round++) {
             for (int i = 0; i < 6; i++) {
                 call *c = &b->calls[i];
-                call_make_drawn(c, (size_t)(100 + 60 * i), 4, (uint64_t)(i % 3), i % 2 + 1);
+                call_make_drawn(c, 100 + 60 * i, 4, (uint64_t)(i % 3), i % 2 + 1);
                 call_start(b->core, c);
             }
             core_run(b->core);
@@ -318,6 +318,42 @@ static void prompt_does_not_take_the_block_that_a_runner_needs(void **state) {
     bench_close(b);
 }
 
+/* Strangers with small requests arrive without end. One that lost its memory goes on before them: they don't eat up
+ * every block that comes free. */
+static void preempted_request_is_not_starved_by_newcomers(void **state) {
+    (void)state;
+    di_core_options o = small_options();
+    o.n_blocks = 3;
+    o.context_max = 384;
+    bench *b = bench_open(&o);
+    for (int i = 0; i < 2; i++) {
+        call_make(&b->calls[i], 90, 160, (uint64_t)i);
+        b->calls[i].sub.caller = "regular";
+        b->calls[i].sub.caller_len = 7;
+        call_start(b->core, &b->calls[i]);
+    }
+    char names[10][16];
+    int n = 0, n_steps = 0;
+    while (!b->calls[0].samples[0].n_done || !b->calls[1].samples[0].n_done) {
+        for (int i = 2; i < 12; i++) {
+            if (n >= 10 && !b->calls[i].samples[0].n_done)
+                continue;
+            call_make(&b->calls[i], 10, 20, (uint64_t)n);
+            snprintf(names[i - 2], sizeof names[0], "%d", n++);
+            b->calls[i].sub.caller = names[i - 2];
+            b->calls[i].sub.caller_len = strlen(names[i - 2]);
+            call_start(b->core, &b->calls[i]);
+        }
+        di_core_step(b->core);
+        assert_true(++n_steps < 1000);
+    }
+    assert_true(core_stats(b->core).n_preempted > 0);
+    core_run(b->core);
+    call_check_alone(&b->calls[0]);
+    call_check_alone(&b->calls[1]);
+    bench_close(b);
+}
+
 static void traffic_that_fits_is_never_preempted(void **state) {
     (void)state;
     di_core_options o = small_options();
@@ -330,7 +366,7 @@ static void traffic_that_fits_is_never_preempted(void **state) {
         if (n < 200 && di_core_pending(b->core) < 10) {
             call *c = &b->calls[n % 12];
             if (n < 12 || c->samples[0].n_done) {
-                call_make(c, (size_t)di_test_random_range(&rng, 1, 300), di_test_random_range(&rng, 1, 80),
+                call_make(c, di_test_random_range(&rng, 1, 300), di_test_random_range(&rng, 1, 80),
                           di_test_random(&rng) % 6);
                 call_start(b->core, c);
                 n++;
@@ -352,7 +388,7 @@ static void *run_thread(void *arg) {
     bench *b = arg;
     for (int round = 0; round < 10; round++) {
         for (int i = 0; i < 8; i++) {
-            call_make_drawn(&b->calls[i], (size_t)(30 + 70 * i), 40, (uint64_t)(i + round % 2), i % 3 + 1);
+            call_make_drawn(&b->calls[i], 30 + 70 * i, 40, (uint64_t)(i + round % 2), i % 3 + 1);
             call_start(b->core, &b->calls[i]);
         }
         while (di_core_step(b->core)) {
@@ -441,6 +477,26 @@ static void priorities_decide(void **state) {
         start_as(b, i, "x", priorities[i]);
     core_run(b->core);
     check_order(b, (const int[]){2, 4, 0, 3, 1, 5}, 6);
+    bench_close(b);
+}
+
+/* A long prompt that takes every row of each step makes way for what is more urgent, and only for that. */
+static void urgent_prompt_overtakes_one_under_way(void **state) {
+    (void)state;
+    di_core_options o = small_options();
+    o.batch_tokens_max = o.chunk_max = 64;
+    bench *b = bench_open(&o);
+    call_make(&b->calls[0], 900, 3, 1);
+    call_start(b->core, &b->calls[0]);
+    steps(b->core, 2);
+    start_as(b, 1, "x", 0);
+    start_as(b, 2, "x", -1);
+    core_run(b->core);
+    for (int i = 0; i < 3; i++)
+        call_check_alone(&b->calls[i]);
+    assert_true(b->calls[2].samples[0].first_ns < b->calls[0].samples[0].first_ns);
+    assert_true(b->calls[2].samples[0].last_ns < b->calls[0].samples[0].first_ns);
+    assert_true(b->calls[1].samples[0].first_ns > b->calls[0].samples[0].first_ns);
     bench_close(b);
 }
 
@@ -551,6 +607,32 @@ static void same_prompt_again_comes_from_the_cache(void **state) {
     bench_close(b);
 }
 
+/* One whose prompt is in the cache waits for memory: looking is not hitting. */
+static void waiting_counts_no_hits(void **state) {
+    (void)state;
+    di_core_options o = small_options();
+    o.has_prefix_cache = true;
+    o.n_blocks = 4;
+    o.context_max = 512;
+    bench *b = bench_open(&o);
+    call_make(&b->calls[0], 260, 4, 1);
+    call_start(b->core, &b->calls[0]);
+    core_run(b->core);
+    call_make(&b->calls[1], 200, 50, 2); /* leaves two blocks, both with the first prompt's */
+    call_start(b->core, &b->calls[1]);
+    steps(b->core, 5);
+    call_make(&b->calls[2], 400, 4, 1);
+    call_start(b->core, &b->calls[2]);
+    core_run(b->core);
+    di_core_stats s = core_stats(b->core);
+    assert_int_equal(s.cache_queries, 3);
+    assert_int_equal(s.cache_hits, 1);
+    assert_int_equal(b->calls[2].samples[0].n_cached, 256);
+    for (int i = 0; i < 3; i++)
+        call_check_alone(&b->calls[i]);
+    bench_close(b);
+}
+
 static void without_the_cache_every_prompt_is_run(void **state) {
     (void)state;
     di_core_options o = small_options();
@@ -577,7 +659,7 @@ static void times_are_monotonic(void **state) {
     bench *b = bench_open(&o);
     int64_t before_ns = di_clock_ns();
     for (int i = 0; i < 8; i++) {
-        call_make_drawn(&b->calls[i], (size_t)(20 + 30 * i), 60, (uint64_t)i, i % 2 + 1);
+        call_make_drawn(&b->calls[i], 20 + 30 * i, 60, (uint64_t)i, i % 2 + 1);
         call_start(b->core, &b->calls[i]);
     }
     core_run(b->core);
@@ -595,6 +677,28 @@ static void times_are_monotonic(void **state) {
     assert_true(s.ttft_sum_ns >= s.ttft_max_ns && s.queue_sum_ns >= 0 && s.queue_sum_ns <= s.ttft_sum_ns);
     assert_true(s.forward_ns >= 0 && s.sample_ns >= 0 && s.host_ns > 0 && s.wait_ns >= 0);
     assert_true(s.forward_ns + s.sample_ns <= after_ns - before_ns);
+    bench_close(b);
+}
+
+/* Goals that nothing can meet: nothing stands still for them, and the counters say so. */
+static void missed_goals_are_counted(void **state) {
+    (void)state;
+    di_core_options o = small_options();
+    o.ttft_goal_ns = o.tpot_goal_ns = 1;
+    bench *b = bench_open(&o);
+    for (int i = 0; i < 6; i++) {
+        call_make(&b->calls[i], 20 + 40 * i, i ? 40 : 1, (uint64_t)i);
+        call_start(b->core, &b->calls[i]);
+        steps(b->core, 5);
+    }
+    core_run(b->core);
+    di_core_stats s = core_stats(b->core);
+    assert_int_equal(s.ttft_goal_missed, 6);
+    assert_int_equal(s.tpot_goal_missed, 5); /* one has no second token */
+    assert_true(s.ttft_gave_way > 0);
+    assert_int_equal(s.tpot_gave_way, 0);
+    for (int i = 0; i < 6; i++)
+        call_check_alone(&b->calls[i]);
     bench_close(b);
 }
 
@@ -653,13 +757,15 @@ DI_TEST_GROUP(core_faults, cmocka_unit_test(abort_between_chunks_frees_all),
 DI_TEST_GROUP(core_memory, cmocka_unit_test(full_memory_alone_preempts_nobody),
               cmocka_unit_test(admission_keeps_the_next_blocks_free),
               cmocka_unit_test(prompt_does_not_take_the_block_that_a_runner_needs),
+              cmocka_unit_test(preempted_request_is_not_starved_by_newcomers),
               cmocka_unit_test(traffic_that_fits_is_never_preempted),
               cmocka_unit_test(two_engines_in_two_threads_are_two_engines),
               cmocka_unit_test(huge_answers_take_what_the_context_holds));
-DI_TEST_GROUP(core_turns, cmocka_unit_test(priorities_decide), cmocka_unit_test(callers_take_turns),
+DI_TEST_GROUP(core_turns, cmocka_unit_test(priorities_decide), cmocka_unit_test(urgent_prompt_overtakes_one_under_way),
+              cmocka_unit_test(waiting_counts_no_hits), cmocka_unit_test(callers_take_turns),
               cmocka_unit_test(full_queue_is_busy_and_says_so),
               cmocka_unit_test(deadlines_end_requests_wherever_they_are),
               cmocka_unit_test(deadline_that_is_met_changes_nothing),
               cmocka_unit_test(same_prompt_again_comes_from_the_cache),
               cmocka_unit_test(without_the_cache_every_prompt_is_run), cmocka_unit_test(times_are_monotonic),
-              cmocka_unit_test(counters_tell_how_everything_ended));
+              cmocka_unit_test(missed_goals_are_counted), cmocka_unit_test(counters_tell_how_everything_ended));

@@ -473,28 +473,29 @@ static void bias_is_added_and_cut(void **state) {
 }
 
 /* Processed log-probabilities at temperature 1 against the logits that the penalties should leave. */
-static void assert_leaves(di_sample_args *a, const double *want) {
-    di_sampling s = *a->sampling;
-    s.n_logprobs = (int32_t)a->n_vocab;
+static void assert_leaves(const di_sample_args *given, const double *want) {
+    di_sample_args a = *given;
+    di_sampling s = *a.sampling;
+    s.n_logprobs = (int32_t)a.n_vocab;
     s.logprobs_processed = true;
     s.temperature = 1;
-    a->sampling = &s;
     float logprob;
     di_logprob top[16];
-    a->logprob = &logprob;
-    a->top = top;
+    a.sampling = &s;
+    a.logprob = &logprob;
+    a.top = top;
     double sum = 0;
-    for (int64_t i = 0; i < a->n_vocab; i++)
+    for (int64_t i = 0; i < a.n_vocab; i++)
         sum += exp(want[i]);
-    sample_of(a);
-    for (int64_t i = 0; i < a->n_vocab; i++)
+    sample_of(&a);
+    for (int64_t i = 0; i < a.n_vocab; i++)
         assert_true(fabs(top[i].logprob - (want[top[i].token] - log(sum))) < 1e-6);
     s.temperature = 0;
     s.n_logprobs = -1;
     int32_t best = 0;
-    for (int32_t i = 0; i < a->n_vocab; i++)
+    for (int32_t i = 0; i < a.n_vocab; i++)
         best = want[i] > want[best] ? i : best;
-    assert_int_equal(sample_of(a), best);
+    assert_int_equal(sample_of(&a), best);
 }
 
 static void penalties_are_those_of_vllm(void **state) {

@@ -71,6 +71,27 @@ static void caller_is_served_by_arrival(void **state) {
     items_drop(&q, items, DI_COUNT(items));
 }
 
+static void interrupted_goes_before_new_within_its_priority(void **state) {
+    (void)state;
+    di_sched_queue q;
+    queue_open(&q);
+    di_sched_item items[5];
+    item_push(&q, &items[0], "a", 0, 1);
+    item_push(&q, &items[1], "b", 0, 2);
+    item_push(&q, &items[2], "c", -1, 3);
+    item_make(&q, &items[3], "d", 0, 4);
+    item_make(&q, &items[4], "e", 0, 5);
+    di_sched_charge(&q, &items[3], 1000); /* both have run, the later one less */
+    di_sched_charge(&q, &items[4], 10);
+    items[3].is_resumed = items[4].is_resumed = true;
+    di_sched_push(&q, &items[4]);
+    di_sched_push(&q, &items[3]);
+    const int order[] = {2, 3, 4, 0, 1};
+    for (size_t i = 0; i < DI_COUNT(order); i++)
+        assert_ptr_equal(serve(&q, 0), &items[order[i]]);
+    items_drop(&q, items, DI_COUNT(items));
+}
+
 static void nobody_and_the_empty_name_are_one_caller(void **state) {
     (void)state;
     di_sched_queue q;
@@ -460,6 +481,7 @@ static void goals_give_way_and_are_counted(void **state) {
 }
 
 DI_TEST_GROUP(sched_queue, cmocka_unit_test(priority_goes_before_all), cmocka_unit_test(caller_is_served_by_arrival),
+              cmocka_unit_test(interrupted_goes_before_new_within_its_priority),
               cmocka_unit_test(nobody_and_the_empty_name_are_one_caller),
               cmocka_unit_test(items_that_are_not_ready_keep_their_place),
               cmocka_unit_test(waiting_callers_get_equal_shares), cmocka_unit_test(idling_earns_nothing),

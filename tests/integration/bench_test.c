@@ -1,0 +1,56 @@
+/* `deepinfer bench`: the choice of rows and what it refuses. No figure is judged here: tests don't time. */
+#include "harness.h"
+
+#include <sys/wait.h>
+
+static char out[65536];
+
+/* Runs "deepinfer bench <args>" with standard error beside standard output; returns the exit status. */
+static int bench(const char *args) {
+    char command[4096];
+    int n = snprintf(command, sizeof command, "'%s' bench %s 2>&1", DI_TEST_PROGRAM, args);
+    assert_true(n > 0 && (size_t)n < sizeof command);
+    FILE *pipe = popen(command, "r");
+    assert_non_null(pipe);
+    out[fread(out, 1, sizeof out - 1, pipe)] = '\0';
+    int status = pclose(pipe);
+    assert_true(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+static int count_rows(void) {
+    int n = 0;
+    for (const char *at = out; (at = strstr(at, "\"bench\":")) != NULL; at++)
+        n++;
+    return n;
+}
+
+static void only_the_rows_named_are_measured(void **state) {
+    (void)state;
+    assert_int_equal(bench("tokenizer encode --json"), 0);
+    assert_contains(out, "\"name\":\"encode_code\"");
+    assert_contains(out, "\"name\":\"encode_prose\"");
+    assert_int_equal(count_rows(), 2);
+    assert_int_equal(bench("tokenizer encode_prose decode --json"), 0);
+    assert_contains(out, "\"name\":\"encode_prose\"");
+    assert_contains(out, "\"name\":\"decode\"");
+    assert_int_equal(count_rows(), 2);
+}
+
+static void a_row_that_is_not_there_is_refused(void **state) {
+    (void)state;
+    /* a beginning counts in whole words */
+    static const char *const args[] = {"tokenizer enc", "tokenizer encode_pros", "tokenizer decode_1", "tokenizer ''",
+                                       "batch nothing"};
+    for (size_t i = 0; i < sizeof args / sizeof args[0]; i++) {
+        assert_int_equal(bench(args[i]), 2);
+        assert_contains(out, "is no row nor the first words of one");
+    }
+    assert_int_equal(bench("tokenise"), 2);
+    assert_contains(out, "did you mean 'tokenizer'?");
+    assert_int_equal(bench("tokenizer decode --batch-invariant maybe"), 2);
+    assert_contains(out, "--batch-invariant: found 'maybe'");
+}
+
+DI_TEST_GROUP(bench, cmocka_unit_test(only_the_rows_named_are_measured),
+              cmocka_unit_test(a_row_that_is_not_there_is_refused));
