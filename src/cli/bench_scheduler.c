@@ -1,11 +1,14 @@
-/* bench scheduler: what the engine's own thread does for a decode step, on a model that costs nothing.
+/* bench scheduler: what the engine's own thread does for a decode step, on a model that costs no processor time.
  *
  * Forming the step, filling the sampler's arguments, committing tokens, stop rules, text of every sequence and a
- * callback for each event; without the forward and the drawing of tokens, which another thread does, and without
- * waiting for them. step_256: 256 sequences; per_sequence: what each of 256 more adds. */
+ * callback for each event; without the forward, which sleeps for as long as a fast device would compute, without the
+ * drawing of tokens, which the runner's thread does, and without waiting for either. step_256: 256 sequences;
+ * per_sequence: what each of 256 more adds. */
+#include <time.h>
+
 #include "bench.h"
 
-enum { VOCAB = 64, PROMPT = 32, CONTEXT = 2048, WARM = 40, STEPS = 200 };
+enum { VOCAB = 64, PROMPT = 32, CONTEXT = 2048, WARM = 40, STEPS = 200, FORWARD_NS = 500000 };
 
 /* A forward whose rows all have the same logits, with the maximum at another token each time. */
 typedef struct free_model {
@@ -24,6 +27,7 @@ static di_status forward(void *self, const di_batch *batch, float **logits, di_e
         m->logits[i * VOCAB + m->turn] = 1;
     }
     *logits = m->logits;
+    (void)nanosleep(&(struct timespec){.tv_nsec = FORWARD_NS}, NULL);
     return DI_OK;
 }
 

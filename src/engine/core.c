@@ -68,6 +68,8 @@ static di_status make_runner(di_core *c, const di_executor *executor, di_error *
     c->runner.kv = &c->kv;
     c->runner.replay = c->options.replay;
     c->runner.n_vocab = c->model.n_vocab;
+    c->runner.eos_id = c->model.eos_id;
+    c->runner.blacklist = c->options.blacklist;
     c->runner.trace = c->options.trace;
     di_trace_thread(c->options.trace, DI_TRACE_ENGINE, "engine");
     di_trace_thread(c->options.trace, DI_TRACE_RUNNER, "runner");
@@ -207,6 +209,8 @@ static di_status check_room(const di_core *c, int32_t n, di_error *err) {
     int64_t waiting = c->queue.n_items + c->n_held;
     if (c->is_draining)
         return di_fail(err, DI_ERR_BUSY, "the engine is shutting down and takes no new requests");
+    if (c->options.queue_max > 0 && n > c->options.queue_max)
+        return di_fail(err, DI_ERR_RANGE, "n %d: the queue holds %lld requests", n, (long long)c->options.queue_max);
     if (c->options.queue_max > 0 && waiting + n > c->options.queue_max)
         return di_fail(err, DI_ERR_BUSY, "%lld requests wait, the queue holds %lld: try again later",
                        (long long)waiting, (long long)c->options.queue_max);

@@ -43,21 +43,32 @@ typedef enum di_seq_state {
  *   tokens  0 ......... n_done ......... n_sched  (= n_tokens + n_coming - 1 while decoding)
  */
 struct di_sequence {
+    /* What the runner reads. Fields that change with every token lie further on, in other cache lines. */
+    di_core *core;
+    int32_t *tokens;      /* owned [n_prompt + max_tokens] */
+    di_sampling sampling; /* max_tokens settled; lists owned (memory) */
+    uint64_t seed;        /* of this sample */
+    int64_t n_prompt;
+    bool has_history;
+    di_history history;
+    void *memory; /* owned: copies of stop strings, bias, stop tokens, forced tokens, units */
+    di_core_callback callback;
+    void *user;
+    const di_span *units; /* [n_units] */
+    size_t n_units;
+    const int32_t *force_ids, *forced_first;
+    size_t n_force, n_forced_first;
+    int32_t force_after;
+
     di_sched_item item;
     di_sequence *prev, *next; /* in the list of all sequences */
     di_sequence *held;        /* of sample 0: the samples that wait for it, in a list by next_held */
     di_sequence *next_held;   /* in such a list; of an ended one, in the core's */
     di_sequence *leader;      /* of a held sample */
-    di_core *core;
-    di_core_callback callback;
-    void *user;
     di_seq_state state;
     bool is_aborted;
 
-    di_sampling sampling; /* max_tokens settled; lists owned (memory) */
-    void *memory;         /* owned: copies of stop strings, bias, stop tokens, forced tokens, salt */
-    int32_t *tokens;      /* owned [n_prompt + max_tokens] */
-    int64_t n_tokens;     /* known to the engine's thread */
+    int64_t n_tokens; /* known to the engine's thread */
     int64_t n_done, n_sched;
     int64_t n_lost;             /* rows that had been run when its memory was taken */
     int32_t n_coming, n_flight; /* tokens that are being sampled; steps that hold the sequence */
@@ -69,8 +80,6 @@ struct di_sequence {
     int64_t logprobs_cap; /* tokens that both have room for */
     float *prompt_logprobs;
     di_logprob *prompt_top;
-    di_history history;
-    bool has_history;
 
     int32_t *blocks; /* owned [blocks_max]; held while running */
     int32_t n_blocks, blocks_max, slot;
@@ -86,11 +95,7 @@ struct di_sequence {
     di_strbuf text;
     di_stop_matcher stop; /* plain text */
     di_parser *parser;    /* owned; NULL: plain text */
-    const di_span *units; /* [n_units] */
-    size_t n_units;
-    const int32_t *force_ids, *forced_first;
-    size_t n_force, n_forced, n_forced_first;
-    int32_t force_after;
+    size_t n_forced;      /* of force_ids */
     bool is_forcing;
     di_generation gen; /* what callbacks see; pointers into the fields above. Last, its error is rarely touched */
 };
@@ -101,19 +106,21 @@ struct di_sequence {
 /* A token to draw, or (is_prompt) the log-probabilities of a token of the prompt. */
 typedef struct di_step_row {
     di_sequence *seq;
-    uint32_t epoch;
-    int32_t logits_row;
-    int64_t position; /* of the token that the row gives */
-    bool is_prompt, is_skipped;
     di_sequence *fork_of; /* the leader: the sequence has no rows of its own in this step; else NULL */
-    int32_t n_top;        /* -1: no log-probabilities */
+    int64_t position;     /* of the token that the row gives */
     size_t top_at;        /* in the step's tops */
-    di_sample_args args;
-    /* results */
+    int32_t logits_row;
+    int32_t n_top;  /* -1: no log-probabilities */
+    int32_t forced; /* the token, where it is given (always in a prompt); -1: draw one */
+    bool is_prompt, is_skipped;
+} di_step_row;
+
+/* What came of a row: apart, so that the two threads write to few lines that the other reads. */
+typedef struct di_step_result {
     int32_t token;
     float logprob;
     di_status status; /* what is wrong is in the step's errors, which are touched by failures alone */
-} di_step_row;
+} di_step_result;
 
 /* A window snapshot that the step takes: where it belongs once the step is done. */
 typedef struct di_step_snapshot {
@@ -130,8 +137,8 @@ struct di_step {
     di_sequence **seqs; /* owned [seqs_max] */
     uint32_t *epochs;   /* owned [seqs_max] */
     di_seq_rows *rows;  /* owned [seqs_max] */
-    int32_t *blocks;    /* owned, grows: block tables one after another */
-    size_t n_blocks, blocks_cap;
+    int32_t *blocks;    /* owned [seqs_max, blocks of the longest context]: tables one after another */
+    size_t n_blocks;
     size_t *blocks_at;    /* owned [seqs_max] */
     di_copy *page_copies; /* owned [seqs_max]; run before the forward, as are slot copies */
     di_copy *slot_copies; /* owned [seqs_max + snapshots_max] */
@@ -140,8 +147,9 @@ struct di_step {
     di_step_snapshot *snapshot_of; /* owned, beside them */
     int32_t n_snapshots;
     int64_t n_logits;
-    di_step_row *samples; /* owned [logits_max + seqs_max] */
-    di_error *errors;     /* owned, beside them */
+    di_step_row *samples;    /* owned [logits_max + seqs_max] */
+    di_step_result *results; /* owned, beside them */
+    di_error *errors;        /* owned, beside them */
     int32_t n_samples;
     di_logprob *tops; /* owned, grows */
     size_t n_tops, tops_cap;
@@ -162,7 +170,8 @@ typedef struct di_runner {
     di_device *device;
     di_kv *kv;
     di_replay replay;
-    int32_t n_vocab;
+    int32_t n_vocab, eos_id;
+    const uint32_t *blacklist;
     const struct di_trace *trace;
 
     di_sampler *samplers; /* owned [n_workers], with a row of logits each */
@@ -232,8 +241,8 @@ di_status di_replay_settle(const di_config *config, di_replay replay, int64_t ke
 di_status di_sequence_create(di_sequence **out, di_core *core, const di_submission *submission, int32_t index,
                              di_error *err);
 void di_sequence_destroy(di_sequence *s);
-/* What the sampler needs for the next token: everything of args but the logits. */
-void di_sequence_sample_args(di_sequence *s, di_sample_args *args);
+/* The next token where it is given; -1: to be drawn. */
+int32_t di_sequence_forced(const di_sequence *s);
 /* Appends the token that was drawn, with its log-probabilities, sends its events and applies the stop rules. The
  * sequence is finished when gen.finish is no longer NONE. */
 void di_sequence_advance(di_sequence *s, int32_t token, float logprob, const di_logprob *top);

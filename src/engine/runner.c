@@ -17,8 +17,10 @@ typedef struct sample_job {
     const float *logits; /* device */
 } sample_job;
 
-static di_status fill_row(const sample_job *job, di_step_row *row, int worker, di_error *err) {
+static di_status draw(const sample_job *job, const di_step_row *row, int worker, di_step_result *result,
+                      di_error *err) {
     di_runner *r = job->runner;
+    const di_sequence *s = row->seq;
     float *logits = r->rows[worker];
     di_status st = r->backend->device->download(r->device, logits, job->logits + (int64_t)row->logits_row * r->n_vocab,
                                                 (size_t)r->n_vocab * sizeof *logits, err);
@@ -26,28 +28,39 @@ static di_status fill_row(const sample_job *job, di_step_row *row, int worker, d
         return st;
     di_logprob *top = row->n_top > 0 ? job->step->tops + row->top_at : NULL;
     if (row->is_prompt)
-        return di_logprobs_of(&r->samplers[worker], logits, r->n_vocab, row->token, DI_MAX(row->n_top, 0),
-                              &row->logprob, top, err);
-    row->args.logits = logits;
-    row->args.n_vocab = r->n_vocab;
-    row->args.logprob = row->n_top >= 0 ? &row->logprob : NULL;
-    row->args.top = top;
-    return di_sample(&r->samplers[worker], &row->args, &row->token, err);
+        return di_logprobs_of(&r->samplers[worker], logits, r->n_vocab, row->forced, DI_MAX(row->n_top, 0),
+                              &result->logprob, top, err);
+    di_sample_args args = {
+        .sampling = &s->sampling,
+        .logits = logits,
+        .n_vocab = r->n_vocab,
+        .seed = s->seed,
+        .position = (uint64_t)row->position,
+        .n_output = row->position - s->n_prompt,
+        .eos_id = r->eos_id,
+        .blacklist = r->blacklist,
+        .history = s->has_history ? &s->history : NULL,
+        .forced = row->forced,
+        .logprob = row->n_top >= 0 ? &result->logprob : NULL,
+        .top = top,
+    };
+    return di_sample(&r->samplers[worker], &args, &result->token, err);
 }
 
 static void sample_row(void *ctx, int64_t part, int64_t n_parts, int worker) {
     (void)n_parts;
     const sample_job *job = ctx;
-    di_step_row *row = &job->step->samples[part];
+    const di_step_row *row = &job->step->samples[part];
+    di_step_result *result = &job->step->results[part];
     if (row->is_skipped)
         return;
-    row->status = fill_row(job, row, worker, &job->step->errors[part]);
+    result->status = draw(job, row, worker, result, &job->step->errors[part]);
     if (row->is_prompt)
         return;
     /* A forward that is formed already reads a token here; what it makes of a row that failed is dropped. */
-    if (row->status)
-        row->token = 0;
-    row->seq->tokens[row->position] = row->token;
+    if (result->status)
+        result->token = 0;
+    row->seq->tokens[row->position] = result->token;
 }
 
 static void sample(di_runner *r, di_step *step, const float *logits) {

@@ -228,7 +228,7 @@ static di_status make_tokens(di_sequence *s, const di_submission *sub, di_error 
         return di_fail(err, DI_ERR_MEMORY, "sequence of %lld tokens", (long long)n_tokens);
     memcpy(s->tokens, sub->ids, sub->n_ids * sizeof *s->tokens);
     s->n_tokens = n_prompt;
-    s->gen.n_prompt = n_prompt;
+    s->gen.n_prompt = s->n_prompt = n_prompt;
     s->gen.prompt = s->tokens;
     s->gen.tokens = s->tokens + n_prompt;
     /* Fixed here from the prompt's own length (model.md 3.9), so that running it again gives the same. */
@@ -239,7 +239,7 @@ static di_status make_tokens(di_sequence *s, const di_submission *sub, di_error 
 static void set_seed(di_sequence *s, int32_t index) {
     s->gen.index = index;
     s->gen.has_seed = s->sampling.has_seed;
-    s->gen.seed = s->sampling.seed + (uint64_t)index;
+    s->gen.seed = s->seed = s->sampling.seed + (uint64_t)index;
 }
 
 static di_status fill(di_sequence *s, const di_submission *sub, int32_t index, di_error *err) {
@@ -420,24 +420,11 @@ static void end(di_sequence *s, di_finish reason) {
 /* ---- advancing ----------------------------------------------------------------------------------------------------
  */
 
-void di_sequence_sample_args(di_sequence *s, di_sample_args *args) {
-    int64_t n = s->gen.n_tokens;
-    int32_t forced = -1;
-    if ((size_t)n < s->n_forced_first) {
-        forced = s->forced_first[n];
-    } else if (s->is_forcing) {
-        forced = s->force_ids[s->n_forced];
-    }
-    *args = (di_sample_args){
-        .sampling = &s->sampling,
-        .seed = s->gen.seed,
-        .position = (uint64_t)s->n_tokens,
-        .n_output = n,
-        .eos_id = s->core->model.eos_id,
-        .blacklist = s->core->options.blacklist,
-        .history = s->has_history ? &s->history : NULL,
-        .forced = forced,
-    };
+int32_t di_sequence_forced(const di_sequence *s) {
+    size_t n = (size_t)s->gen.n_tokens;
+    if (n < s->n_forced_first)
+        return s->forced_first[n];
+    return s->is_forcing ? s->force_ids[s->n_forced] : -1;
 }
 
 static void track_forcing(di_sequence *s, int32_t token) {
@@ -522,7 +509,9 @@ static di_status advance(di_sequence *s, int32_t token, float logprob, const di_
 }
 
 void di_sequence_advance(di_sequence *s, int32_t token, float logprob, const di_logprob *top) {
-    di_error err = {0};
+    di_error err; /* not cleared: it is a kilobyte, for every token */
+    err.code = DI_OK;
+    err.message[0] = '\0';
     di_status st = advance(s, token, logprob, top, &err);
     if (st)
         fail(s, st, &err);

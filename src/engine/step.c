@@ -24,15 +24,22 @@ di_status di_step_init(di_step *step, const di_core *c, di_error *err) {
     step->seqs = calloc(n, sizeof(di_sequence *));
     step->epochs = calloc(n, sizeof *step->epochs);
     step->rows = calloc(n, sizeof *step->rows);
+    /* Room for the longest tables; what is never used is never touched. */
+    size_t table = (size_t)di_kv_blocks_for(c->options.context_max), table_bytes;
+    if (!di_size_mul3(&table_bytes, n, table, sizeof *step->blocks))
+        return di_fail(err, DI_ERR_RANGE, "block tables of %zu sequences", n);
+    step->blocks = malloc(table_bytes);
     step->blocks_at = calloc(n, sizeof *step->blocks_at);
     step->page_copies = calloc(n, sizeof *step->page_copies);
     step->slot_copies = calloc(2 * n + n_snapshots, sizeof *step->slot_copies);
     step->snapshots = calloc(n_snapshots, sizeof *step->snapshots);
     step->snapshot_of = calloc(n_snapshots, sizeof *step->snapshot_of);
     step->samples = calloc(n_samples, sizeof *step->samples);
+    step->results = calloc(n_samples, sizeof *step->results);
     step->errors = calloc(n_samples, sizeof *step->errors);
-    if (!step->seqs || !step->epochs || !step->rows || !step->blocks_at || !step->page_copies || !step->slot_copies ||
-        !step->snapshots || !step->snapshot_of || !step->samples || !step->errors)
+    if (!step->blocks || !step->seqs || !step->epochs || !step->rows || !step->blocks_at || !step->page_copies ||
+        !step->slot_copies || !step->snapshots || !step->snapshot_of || !step->samples || !step->results ||
+        !step->errors)
         return di_fail(err, DI_ERR_MEMORY, "steps of %zu sequences", n);
     return DI_OK;
 }
@@ -48,6 +55,7 @@ void di_step_deinit(di_step *step) {
     free(step->snapshots);
     free(step->snapshot_of);
     free(step->samples);
+    free(step->results);
     free(step->errors);
     free(step->tops);
     *step = (di_step){0};
@@ -67,19 +75,9 @@ static void reset(di_core *c, di_step *step) {
 }
 
 /* Block tables are copied, since a sequence's own may change while the step runs. */
-static bool keep_table(di_step *step, const di_sequence *s, int32_t n_blocks) {
-    size_t n = step->n_blocks + (size_t)n_blocks;
-    if (n > step->blocks_cap) {
-        size_t cap = DI_MAX(n, 2 * step->blocks_cap);
-        int32_t *grown = realloc(step->blocks, cap * sizeof *grown);
-        if (!grown)
-            return false;
-        step->blocks = grown;
-        step->blocks_cap = cap;
-    }
+static void keep_table(di_step *step, const di_sequence *s, int32_t n_blocks) {
     memcpy(step->blocks + step->n_blocks, s->blocks, (size_t)n_blocks * sizeof *s->blocks);
-    step->n_blocks = n;
-    return true;
+    step->n_blocks += (size_t)n_blocks;
 }
 
 /* ---- ways out -----------------------------------------------------------------------------------------------------
@@ -279,8 +277,7 @@ static di_step_row *add_sample(di_step *step, di_sequence *s, int64_t logits_row
     row->is_prompt = row->is_skipped = false;
     row->fork_of = NULL;
     row->n_top = -1;
-    row->top_at = 0;
-    row->status = DI_OK;
+    row->forced = -1;
     return row;
 }
 
@@ -304,12 +301,11 @@ static void fork_held(di_core *c, di_step *step, di_sequence *s, int64_t logits_
     release_held(c, s);
 }
 
-/* Puts n rows of s into the step. False when memory for its block table is short: then nothing is added. */
-static bool add_rows(di_core *c, di_step *step, di_sequence *s, int64_t n) {
+/* Puts n rows of s into the step. */
+static void add_rows(di_core *c, di_step *step, di_sequence *s, int64_t n) {
     int64_t pos0 = s->n_sched, end = pos0 + n, n_known = s->n_tokens + s->n_coming;
     int32_t n_blocks = (int32_t)di_kv_blocks_for(end), k = step->n_seqs;
-    if (!keep_table(step, s, n_blocks))
-        return false;
+    keep_table(step, s, n_blocks);
     bool draws = end == n_known;
     int64_t n_scored = scores_prompt(s) ? n : 0, n_logits = n_scored > 0 ? n : draws;
     int32_t first_snapshot = step->n_snapshots;
@@ -343,7 +339,7 @@ static bool add_rows(di_core *c, di_step *step, di_sequence *s, int64_t n) {
     for (int64_t i = 0; i < n_scored && pos0 + i + 1 < s->gen.n_prompt; i++) {
         di_step_row *row = add_sample(step, s, step->n_logits + i, pos0 + i + 1);
         row->is_prompt = true;
-        row->token = s->tokens[pos0 + i + 1];
+        row->forced = s->tokens[pos0 + i + 1];
     }
     s->n_sched = end;
     s->n_flight++;
@@ -354,7 +350,6 @@ static bool add_rows(di_core *c, di_step *step, di_sequence *s, int64_t n) {
         if (s->held)
             fork_held(c, step, s, step->n_logits - 1);
     }
-    return true;
 }
 
 /* What the step may still take. */
@@ -379,8 +374,7 @@ static bool add_chunk(di_core *c, di_step *step, di_sequence *s, budget *b) {
         step->context_sum + s->n_sched + n > c->options.context_sum_max)
         return false;
     int64_t logits_before = step->n_logits;
-    if (!add_rows(c, step, s, n))
-        return false;
+    add_rows(c, step, s, n);
     b->rows -= n;
     b->prompt_rows -= n;
     b->logits -= step->n_logits - logits_before;
@@ -447,7 +441,8 @@ static void form(di_core *c, di_step *step) {
             n_chunking++;
             if (!first || di_sched_precedes(&s->item, &first->item))
                 first = s;
-        } else if (n == 1 && add_rows(c, step, s, 1)) {
+        } else if (n == 1) {
+            add_rows(c, step, s, 1);
             b.rows--;
             b.logits--;
         }
@@ -494,7 +489,7 @@ static void fill_samples(di_core *c, di_step *step) {
         row->n_top = row->is_prompt ? s->sampling.n_prompt_logprobs : s->sampling.n_logprobs;
         if (!row->is_prompt) {
             DI_ASSERT(s->n_tokens == row->position);
-            di_sequence_sample_args(s, &row->args);
+            row->forced = di_sequence_forced(s);
         }
         if (row->n_top <= 0)
             continue;
@@ -529,17 +524,19 @@ static void take_first_token(di_core *c, di_sequence *s) {
         c->stats.ttft_goal_missed++;
 }
 
-static void commit_row(di_core *c, const di_step *step, di_step_row *row, int64_t now_ns) {
+static void commit_row(di_core *c, const di_step *step, int32_t i, int64_t now_ns) {
+    const di_step_row *row = &step->samples[i];
+    const di_step_result *result = &step->results[i];
     di_sequence *s = row->seq;
     const di_logprob *top = row->n_top > 0 ? step->tops + row->top_at : NULL;
     bool is_over = di_sequence_is_finished(s);
     if (row->is_prompt) {
         if (is_over || row->is_skipped)
             return;
-        if (row->status)
-            di_sequence_fail(s, &step->errors[row - step->samples]);
+        if (result->status)
+            di_sequence_fail(s, &step->errors[i]);
         else
-            di_sequence_prompt_logprobs(s, row->position, row->logprob, top);
+            di_sequence_prompt_logprobs(s, row->position, result->logprob, top);
         return;
     }
     s->n_coming--;
@@ -549,8 +546,8 @@ static void commit_row(di_core *c, const di_step *step, di_step_row *row, int64_
         c->stats.n_dropped++;
         return;
     }
-    if (row->status) {
-        di_sequence_fail(s, &step->errors[row - step->samples]);
+    if (result->status) {
+        di_sequence_fail(s, &step->errors[i]);
         return;
     }
     if (row->fork_of && s->sampling.n_prompt_logprobs >= 0) {
@@ -567,7 +564,7 @@ static void commit_row(di_core *c, const di_step *step, di_step_row *row, int64_
         take_first_token(c, s);
     }
     c->stats.output_tokens++;
-    di_sequence_advance(s, row->token, row->logprob, top);
+    di_sequence_advance(s, result->token, result->logprob, top);
 }
 
 static void count_step(di_core *c, const di_step *step) {
@@ -607,7 +604,7 @@ static void commit(di_core *c, di_step *step) {
     }
     int64_t now_ns = di_clock_ns();
     for (int32_t i = 0; i < step->n_samples; i++)
-        commit_row(c, step, &step->samples[i], now_ns);
+        commit_row(c, step, i, now_ns);
     for (int32_t i = 0; i < step->n_samples; i++) {
         if (di_sequence_is_finished(step->samples[i].seq))
             retire(c, step->samples[i].seq);

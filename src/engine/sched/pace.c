@@ -1,6 +1,9 @@
 /* The pace: how many prompt rows a step may have so that the goals hold (sched.h). */
 #include "sched.h"
 
+/* Where the goal can't be met, prompts go on all the same. */
+#define ROWS_MIN 16
+
 #define LEARN 0.1 /* weight of the newest step in a running mean */
 
 static void mix(double *mean, double value) {
@@ -25,7 +28,7 @@ int64_t di_pace_rows(di_pace *p, const di_pace_ask *ask) {
         return DI_MAX(rows, 0);
     double left_ns = (double)p->tpot_goal_ns - p->base_ns;
     int64_t within = left_ns > 0 ? (int64_t)DI_MIN(left_ns / p->prompt_row_ns, 1e15) : 0;
-    within = DI_MAX(within, 1);
+    within = DI_MAX(within, ROWS_MIN);
     if (within >= rows)
         return rows;
     if (p->ttft_goal_ns <= 0 || ask->waited_ns < 0)

@@ -85,7 +85,7 @@ typedef struct di_pace_ask {
     int64_t rows_wanted; /* prompt rows that could be run now */
 } di_pace_ask;
 
-/* Prompt rows for the next step, at least 1 when rows_max allows any. */
+/* Prompt rows for the next step, at least 16 when rows_max allows them. */
 int64_t di_pace_rows(di_pace *p, const di_pace_ask *ask);
 /* What a step took. */
 void di_pace_learn(di_pace *p, int64_t n_prompt_rows, int64_t n_decode_rows, int64_t step_ns);
