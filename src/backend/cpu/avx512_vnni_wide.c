@@ -9,15 +9,23 @@
  * A group whose sums might round is multiplied as floats in their order, made from the same looked-up integers. */
 #include "avx512_wide.h"
 
+/* sum += pair * *x. The compiler has no form of it that broadcasts as it loads, and would take two instructions. */
+INLINE __m512i dot(__m512i sum, __m512i pair, const int32_t *x) {
+    __asm__("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(pair), "m"(*x));
+    return sum;
+}
+
 /* Pairs of weights of 16 outputs, times two, as 16-bit integers: vector 4*q + j has inputs 8*q + j and 8*q + 4 + j. */
-INLINE void look_up(const __m512i q[4], __m512i pair[16]) {
+INLINE __m512i pair_of(const __m512i q[4], int p) {
     const __m256i half = _mm256_setr_epi16(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
     const __m512i table = _mm512_broadcast_i64x4(half); /* twice, so that a lookup ignores bit 4 */
+    __m512i at = p % 4 ? _mm512_srli_epi16(q[p / 4], (unsigned)(4 * (p % 4))) : q[p / 4];
+    return _mm512_permutexvar_epi16(at, table);
+}
+INLINE void look_up(const __m512i q[4], __m512i pair[16]) {
 #pragma GCC unroll 16
-    for (int i = 0; i < 16; i++) {
-        __m512i at = i % 4 ? _mm512_srli_epi16(q[i / 4], (unsigned)(4 * (i % 4))) : q[i / 4];
-        pair[i] = _mm512_permutexvar_epi16(at, table);
-    }
+    for (int p = 0; p < 16; p++)
+        pair[p] = pair_of(q, p);
 }
 
 /* Weight k of a group as a float. */
@@ -27,9 +35,16 @@ INLINE __m512 float_of(const __m512i *pair, int k) {
     return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_srai_epi32(v, 16)), _mm512_set1_ps(0.5f));
 }
 
-/* One group of 16 outputs and n_rows <= 8 rows: acc += its sum. x: the group of the first row. */
-INLINE void int_products(int n_rows, bool is_two, const __m512i *pair, __m512 factor, const int_group *x, int64_t ldi,
-                         const float *unit, __m512 *acc) {
+/* Group g of a band, whose first row of it is row `at` of all. */
+INLINE band group_at(const band *x, int64_t g, int64_t at) {
+    band group = {x->floats + 32 * at, x->low + 16 * at, x->high + 16 * at, x->units + at, x->classes + g};
+    /* One address a group and offsets, not an address for every input. */
+    __asm__("" : "+r"(group.floats), "+r"(group.low), "+r"(group.high));
+    return group;
+}
+
+/* One group of 16 outputs and n_rows <= 8 rows: acc += its sum. x: where the group of the first row lies. */
+INLINE void int_products(int n_rows, bool is_two, const __m512i *pair, __m512 factor, const band *x, __m512 *acc) {
     /* One row's sum is cut in two, so that it doesn't wait for itself. */
     const bool is_cut = n_rows <= 2;
     __m512i low[2][ROWS_FUSED], high[ROWS_FUSED];
@@ -39,23 +54,21 @@ INLINE void int_products(int n_rows, bool is_two, const __m512i *pair, __m512 fa
     for (int p = 0; p < 16; p++) {
 #pragma GCC unroll 8
         for (int i = 0; i < n_rows; i++) {
-            const int_group *at = (const int_group *)(const void *)((const uint8_t *)x + i * ldi);
             __m512i *to = &low[is_cut ? p % 2 : 0][i];
-            *to = _mm512_dpwssd_epi32(*to, pair[p], _mm512_set1_epi32(at->low[p]));
+            *to = dot(*to, pair[p], x->low + 16 * i + p);
             if (is_two)
-                high[i] = _mm512_dpwssd_epi32(high[i], pair[p], _mm512_set1_epi32(at->high[p]));
+                high[i] = dot(high[i], pair[p], x->high + 16 * i + p);
         }
     }
     for (int i = 0; i < n_rows; i++) {
         __m512i sum = is_cut ? _mm512_add_epi32(low[0][i], low[1][i]) : low[0][i];
         if (is_two)
             sum = _mm512_add_epi32(sum, _mm512_slli_epi32(high[i], 8));
-        const float *u = (const float *)(const void *)((const uint8_t *)unit + i * ldi);
-        acc[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(factor, _mm512_set1_ps(*u)), acc[i]);
+        acc[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(factor, _mm512_set1_ps(x->units[i])), acc[i]);
     }
 }
 
-INLINE void float_products(int n_rows, const __m512i *pair, __m512 factor, const float *x, int64_t ldf, __m512 *acc) {
+INLINE void float_products(int n_rows, const __m512i *pair, __m512 factor, const float *x, __m512 *acc) {
     __m512 even[ROWS_FUSED], odd[ROWS_FUSED];
     for (int i = 0; i < n_rows; i++)
         even[i] = odd[i] = _mm512_setzero_ps();
@@ -64,61 +77,103 @@ INLINE void float_products(int n_rows, const __m512i *pair, __m512 factor, const
         __m512 a = float_of(pair, k), b = float_of(pair, k + 1);
 #pragma GCC unroll 8
         for (int i = 0; i < n_rows; i++) {
-            even[i] = _mm512_fmadd_ps(a, _mm512_set1_ps(x[i * ldf + k]), even[i]);
-            odd[i] = _mm512_fmadd_ps(b, _mm512_set1_ps(x[i * ldf + k + 1]), odd[i]);
+            even[i] = _mm512_fmadd_ps(a, _mm512_set1_ps(x[32 * i + k]), even[i]);
+            odd[i] = _mm512_fmadd_ps(b, _mm512_set1_ps(x[32 * i + k + 1]), odd[i]);
         }
     }
     for (int i = 0; i < n_rows; i++)
         acc[i] = _mm512_fmadd_ps(_mm512_add_ps(even[i], odd[i]), factor, acc[i]);
 }
 
-/* The class of a group for all of n_rows rows together. */
-INLINE int class_of(int n_rows, const uint8_t *classes, int64_t ldi) {
-    int most = 0;
-    for (int i = 0; i < n_rows; i++)
-        most |= classes[i * ldi];
-    return most;
+/* Group g of n_rows rows of a band of `n`, from row i on. */
+INLINE void piece_products(int n_rows, const __m512i *pair, __m512 factor, const band *x, int64_t g, int n, int i,
+                           __m512 *acc) {
+    band group = group_at(x, g, g * n + i);
+    int kind = *group.classes;
+    if (__builtin_expect(kind == INT_ONE, 1))
+        int_products(n_rows, false, pair, factor, &group, acc);
+    else if (kind == INT_TWO)
+        int_products(n_rows, true, pair, factor, &group, acc);
+    else
+        float_products(n_rows, pair, factor, group.floats, acc);
 }
 
 /* ---- up to 8 rows ---- */
 
-INLINE void few_group(int n_rows, const __m512i q[4], __m512 factor, const packed_rows *x, int64_t g, int64_t n_groups,
-                      __m512 *acc) {
-    __m512i pair[16];
-    look_up(q, pair);
-    int kind = class_of(n_rows, int_classes(x->ints, n_groups) + g, x->ldi);
-    const int_group *ints = int_groups(x->ints) + g;
-    const float *unit = int_units(x->ints, n_groups) + g, *floats = x->floats + 32 * g;
-    if (__builtin_expect(kind == INT_ONE, 1))
-        int_products(n_rows, false, pair, factor, ints, x->ldi, unit, acc);
-    else if (kind == INT_TWO)
-        int_products(n_rows, true, pair, factor, ints, x->ldi, unit, acc);
-    else
-        float_products(n_rows, pair, factor, floats, x->ldf, acc);
+/* A group whose weights are one integer each, looked up as they are multiplied. Steps `step` and the one after of
+ * `next` go between. */
+INLINE void low_products(int n_rows, const __m512i q[4], __m512 factor, const band *x, turning *next, int step,
+                         __m512i *turned, __m512 *acc) {
+    /* Few rows' sums are cut in two, so that they don't wait for themselves. */
+    const bool is_cut = n_rows <= 4;
+    __m512i sum[2][ROWS_FUSED];
+    for (int i = 0; i < n_rows; i++)
+        sum[0][i] = sum[1][i] = _mm512_setzero_si512();
+#pragma GCC unroll 16
+    for (int p = 0; p < 16; p++) {
+        __m512i pair = pair_of(q, p);
+#pragma GCC unroll 8
+        for (int i = 0; i < n_rows; i++) {
+            __m512i *to = &sum[is_cut ? p % 2 : 0][i];
+            *to = dot(*to, pair, x->low + 16 * i + p);
+        }
+        if (p % 8 == 7)
+            turn_step(DI_F4_E2M1, next, step + p / 8, turned);
+    }
+    for (int i = 0; i < n_rows; i++) {
+        __m512i all = is_cut ? _mm512_add_epi32(sum[0][i], sum[1][i]) : sum[0][i];
+        acc[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(all), _mm512_mul_ps(factor, _mm512_set1_ps(x->units[i])), acc[i]);
+    }
 }
 
-INLINE bool few(int n_rows, const strip *s, const packed_rows *x, float *out, int64_t ldo) {
+INLINE void products(int n_rows, const __m512i q[4], __m512 factor, const band *x, int64_t g, turning *next, int step,
+                     __m512i *turned, __m512 *acc) {
+    band group = group_at(x, g, g * n_rows);
+    int kind = *group.classes;
+    if (__builtin_expect(kind == INT_ONE, 1)) {
+        low_products(n_rows, q, factor, &group, next, step, turned, acc);
+        return;
+    }
+    __m512i pair[16];
+    look_up(q, pair);
+    if (kind == INT_TWO)
+        int_products(n_rows, true, pair, factor, &group, acc);
+    else
+        float_products(n_rows, pair, factor, group.floats, acc);
+    turn_steps(DI_F4_E2M1, next, step, step + 2, turned);
+}
+
+INLINE bool few(int n_rows, const strip *s, const band *x, float *out, int64_t ldo) {
     const int unit_groups = UNIT_GROUPS(DI_F4_E2M1);
+    const int64_t n_units = DI_CEIL_DIV(s->n_groups, unit_groups);
     __m512 acc[ROWS_FUSED], factor[16];
+    __m512i turned[2][16];
+    turning t;
     for (int i = 0; i < n_rows; i++)
         acc[i] = _mm512_setzero_ps();
-    for (int64_t g = 0; g < s->n_groups; g += unit_groups) {
+    turn_start(DI_F4_E2M1, s, 0, &t);
+    turn_steps(DI_F4_E2M1, &t, 0, TURN_STEPS, turned[0]);
+    for (int64_t u = 0; u < n_units; u++) {
+        int64_t g = u * unit_groups;
         int n = (int)DI_MIN(s->n_groups - g, unit_groups);
-        __m512i r[16];
         if (g % 16 == 0 && !load_scales(DI_F4_E2M1, s, g, (int)DI_MIN(s->n_groups - g, 16), factor))
             return false;
-        load_unit(DI_F4_E2M1, s, g / unit_groups, r);
-        prefetch_unit(s, g / unit_groups);
-        di_avx512_turn(r);
-        for (int i = 0; i < n; i++)
-            few_group(n_rows, r + 4 * i, factor[(g + i) % 16], x, g + i, s->n_groups, acc);
+        turn_start(DI_F4_E2M1, s, DI_MIN(u + 1, n_units - 1), &t); /* the last is turned twice */
+#pragma GCC unroll 4
+        for (int i = 0; i < unit_groups; i++) {
+            if (i < n)
+                products(n_rows, turned[u % 2] + 4 * i, factor[(g + i) % 16], x, g + i, &t, 2 * i, turned[(u + 1) % 2],
+                         acc);
+            else
+                turn_steps(DI_F4_E2M1, &t, 2 * i, 2 * i + 2, turned[(u + 1) % 2]);
+        }
     }
     for (int i = 0; i < n_rows; i++)
         _mm512_storeu_ps(out + i * ldo, acc[i]);
     return true;
 }
 
-bool di_avx512_vnni_few(int n_rows, const strip *s, const packed_rows *x, float *out, int64_t ldo) {
+bool di_avx512_vnni_few(int n_rows, const strip *s, const band *x, float *out, int64_t ldo) {
     switch (n_rows) {
     case 1:
         return few(1, s, x, out, ldo);
@@ -151,33 +206,23 @@ typedef struct int_piece {
 
 _Static_assert(sizeof(int_piece) <= DI_AVX512_VNNI_WORK_BYTES, "a piece fits its room");
 
-/* All groups of a piece for n_rows <= 8 rows, of which x and acc are the first. */
-INLINE void add_ints(int n_rows, const int_piece *p, int n, const packed_rows *x, int64_t g0, int64_t n_groups,
+/* All groups of a piece for n_rows <= 8 rows of a band of n, from row `first` on; acc: of that row. */
+INLINE void add_ints(int n_rows, const int_piece *p, int n_groups, const band *x, int64_t g0, int n, int first,
                      float *acc) {
     enum { LDA = 2 * LANES };
-    for (int g = 0; g < n; g++) {
-        int64_t at = g0 + g;
-        int kind = class_of(n_rows, int_classes(x->ints, n_groups) + at, x->ldi);
-        const int_group *ints = int_groups(x->ints) + at;
-        const float *unit = int_units(x->ints, n_groups) + at;
+    for (int g = 0; g < n_groups; g++) {
         for (int half = 0; half < 2; half++) {
-            const __m512i *pair = p->pair[g][half];
             __m512 sums[ROWS_FUSED];
             for (int i = 0; i < n_rows; i++)
                 sums[i] = _mm512_load_ps(acc + i * LDA + half * LANES);
-            if (__builtin_expect(kind == INT_ONE, 1))
-                int_products(n_rows, false, pair, p->factor[g][half], ints, x->ldi, unit, sums);
-            else if (kind == INT_TWO)
-                int_products(n_rows, true, pair, p->factor[g][half], ints, x->ldi, unit, sums);
-            else
-                float_products(n_rows, pair, p->factor[g][half], x->floats + 32 * at, x->ldf, sums);
+            piece_products(n_rows, p->pair[g][half], p->factor[g][half], x, g0 + g, n, first, sums);
             for (int i = 0; i < n_rows; i++)
                 _mm512_store_ps(acc + i * LDA + half * LANES, sums[i]);
         }
     }
 }
 
-bool di_avx512_vnni_many(const strip s[2], const packed_rows *x, int64_t n_rows, void *work, float *acc) {
+bool di_avx512_vnni_many(const strip s[2], const band *bands, int64_t n_rows, void *work, float *acc) {
     int_piece *p = work;
     int64_t n_groups = s[0].n_groups;
     __m512 factor[2][16];
@@ -187,26 +232,31 @@ bool di_avx512_vnni_many(const strip s[2], const packed_rows *x, int64_t n_rows,
         for (int half = 0; half < 2; half++) {
             if (g % 16 == 0 && !load_scales(DI_F4_E2M1, &s[half], g, (int)DI_MIN(n_groups - g, 16), factor[half]))
                 return false;
+            turning t;
             __m512i r[16];
-            load_unit(DI_F4_E2M1, &s[half], g / PIECE_GROUPS, r);
-            di_avx512_turn(r);
+            turn_start(DI_F4_E2M1, &s[half], g / PIECE_GROUPS, &t);
+            turn_steps(DI_F4_E2M1, &t, 0, TURN_STEPS, r);
             for (int i = 0; i < n; i++) {
                 look_up(r + 4 * i, p->pair[i][half]);
                 p->factor[i][half] = factor[half][(g + i) % 16];
             }
         }
-        for (int64_t i = 0; i < n_rows;) {
-            packed_rows at = {x->floats + i * x->ldf, x->ldf, x->ints + i * x->ldi, x->ldi};
-            int64_t left = n_rows - i;
-            float *to = acc + i * 2 * LANES;
-            if (left >= 8)
-                add_ints(8, p, n, &at, g, n_groups, to), i += 8;
-            else if (left >= 4)
-                add_ints(4, p, n, &at, g, n_groups, to), i += 4;
-            else if (left >= 2)
-                add_ints(2, p, n, &at, g, n_groups, to), i += 2;
-            else
-                add_ints(1, p, n, &at, g, n_groups, to), i += 1;
+        for (int64_t b = 0; b * ROWS_FUSED < n_rows; b++) {
+            const band *x = &bands[b];
+            int rows = band_rows(b, n_rows);
+            float *to = acc + b * ROWS_FUSED * 2 * LANES;
+            for (int i = 0; i < rows;) {
+                int left = rows - i;
+                float *at = to + i * 2 * LANES;
+                if (left >= 8)
+                    add_ints(8, p, n, x, g, rows, i, at), i += 8;
+                else if (left >= 4)
+                    add_ints(4, p, n, x, g, rows, i, at), i += 4;
+                else if (left >= 2)
+                    add_ints(2, p, n, x, g, rows, i, at), i += 2;
+                else
+                    add_ints(1, p, n, x, g, rows, i, at), i += 1;
+            }
         }
     }
     return true;

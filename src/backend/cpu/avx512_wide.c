@@ -14,17 +14,15 @@
 
 enum { SLOW_SHIFT = 16, ROWS_MAX = 128, OUTS_MAX = 128 };
 
-/* ---- packing: rows as floats, one after the other ---- */
+/* ---- packing ---- */
 
 static size_t packed_bytes(int64_t n_rows, int64_t n_in) {
-    return (size_t)n_rows * (size_t)(n_in + ROW_PAD) * sizeof(float);
+    return (size_t)(n_rows * n_in) * sizeof(float);
 }
-/* With integers behind the floats. */
+/* With integers behind the floats; a class a row is more than one a band. */
 static size_t packed_bytes_vnni(int64_t n_rows, int64_t n_in) {
-    return packed_bytes(n_rows, n_in) + (size_t)n_rows * int_row_bytes(n_in / 32);
-}
-static uint8_t *ints_of(const void *packed, int64_t n_rows, int64_t n_in) {
-    return (uint8_t *)packed + packed_bytes(n_rows, n_in);
+    size_t groups = (size_t)(n_rows * (n_in / 32));
+    return packed_bytes(n_rows, n_in) + groups * (2 * 16 * sizeof(int32_t) + sizeof(float) + 1);
 }
 
 /* Range of |v| by its bits: false for NaN, infinities and exponents that products might not survive; zero is fine. */
@@ -35,7 +33,8 @@ INLINE bool is_in_range(__m512 v) {
     return _mm512_mask_test_epi32_mask(is_far, a, a) == 0;
 }
 
-static bool pack_row(const di_wide_x *x, int64_t row, int64_t g0, int64_t g1, float *out) {
+/* Groups [g0, g1) of a row as floats; `step` floats from a group to the next. */
+static bool pack_floats(const di_wide_x *x, int64_t row, int64_t g0, int64_t g1, int64_t step, float *out) {
     const di_act *a = x->x;
     int64_t at = row * a->stride + x->col0;
     bool is_fine = true;
@@ -47,7 +46,7 @@ static bool pack_row(const di_wide_x *x, int64_t row, int64_t g0, int64_t g1, fl
             __m512i bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(v + k)));
             __m512 f = _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
             is_fine &= is_in_range(f);
-            _mm512_store_ps(out + k, _mm512_mul_ps(f, up));
+            _mm512_store_ps(out + k / 32 * step + k % 32, _mm512_mul_ps(f, up));
         }
         return is_fine;
     }
@@ -64,8 +63,8 @@ static bool pack_row(const di_wide_x *x, int64_t row, int64_t g0, int64_t g1, fl
         __m512 up = _mm512_castsi512_ps(_mm512_set1_epi32((int)((uint32_t)(scale[g] + 8 + shift) << 23)));
         __m512 lo = _mm512_cvtph_ps(_mm512_castsi512_si256(half));
         __m512 hi = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(half, 1));
-        _mm512_store_ps(out + 32 * g, _mm512_mul_ps(lo, up));
-        _mm512_store_ps(out + 32 * g + 16, _mm512_mul_ps(hi, up));
+        _mm512_store_ps(out + g * step, _mm512_mul_ps(lo, up));
+        _mm512_store_ps(out + g * step + 16, _mm512_mul_ps(hi, up));
     }
     return is_fine;
 }
@@ -79,7 +78,7 @@ INLINE __m512i code_magnitudes(__m512i codes) {
     return _mm512_sllv_epi32(m, _mm512_maskz_sub_epi32(is_normal, e, _mm512_set1_epi32(1)));
 }
 
-/* The low halves of 32 integers in the order of int_group. */
+/* The low halves of 32 integers in the order of a band. */
 INLINE void store_pairs(int32_t *to, __m512i a, __m512i b) {
     const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
     const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(4));
@@ -88,9 +87,9 @@ INLINE void store_pairs(int32_t *to, __m512i a, __m512i b) {
     _mm512_storeu_si512(to, _mm512_or_si512(low, high));
 }
 
-/* The integers of groups [g0, g1) of a row of QA codes. */
-static void pack_ints(const di_act *a, int64_t row, int64_t col0, int64_t g0, int64_t g1, int64_t n_groups,
-                      uint8_t *out) {
+/* The integers of groups [g0, g1) of a row of QA codes, to row i of a band of n. */
+static void pack_ints(const di_act *a, int64_t row, int64_t col0, int64_t g0, int64_t g1, int i, int n,
+                      const band *to) {
     const uint8_t *codes = (const uint8_t *)a->data + row * a->stride + col0;
     const uint8_t *scale = a->scale + row * (a->n_cols / 32) + col0 / 32;
     /* Weights count up to 12: with more than this in a chain's inputs, its sums might need a 25th bit. */
@@ -112,34 +111,35 @@ static void pack_ints(const di_act *a, int64_t row, int64_t col0, int64_t g0, in
         const __m512i zero = _mm512_setzero_si512(), sign = _mm512_set1_epi32(0x80);
         va = _mm512_mask_sub_epi32(va, _mm512_test_epi32_mask(ca, sign), zero, va);
         vb = _mm512_mask_sub_epi32(vb, _mm512_test_epi32_mask(cb, sign), zero, vb);
-        int_group *to = (int_group *)(void *)out + g;
+        int64_t at = g * n + i;
         if (kind == INT_TWO) {
             const __m512i byte = _mm512_set1_epi32(0xFF);
-            store_pairs(to->low, _mm512_and_si512(va, byte), _mm512_and_si512(vb, byte));
-            store_pairs(to->high, _mm512_srai_epi32(va, 8), _mm512_srai_epi32(vb, 8));
+            store_pairs(to->low + 16 * at, _mm512_and_si512(va, byte), _mm512_and_si512(vb, byte));
+            store_pairs(to->high + 16 * at, _mm512_srai_epi32(va, 8), _mm512_srai_epi32(vb, 8));
         } else {
-            store_pairs(to->low, va, vb);
-            _mm512_storeu_si512(to->high, zero);
+            store_pairs(to->low + 16 * at, va, vb);
+            _mm512_storeu_si512(to->high + 16 * at, zero);
         }
         /* Of 2^-9 and half a weight. */
-        ((float *)int_units(out, n_groups))[g] = di_f32_from_bits((uint32_t)(scale[g] + zeros - 10) << 23);
-        ((uint8_t *)int_classes(out, n_groups))[g] = (uint8_t)kind;
+        to->units[at] = di_f32_from_bits((uint32_t)(scale[g] + zeros - 10) << 23);
+        to->classes[g] |= (uint8_t)kind;
     }
 }
 
 INLINE bool pack_rows(const di_wide_x *x, int64_t tile, int64_t g0, int64_t g1, bool has_vnni) {
+    enum { BANDS = DI_WIDE_ROWS / ROWS_FUSED };
     bool is_fine = true;
-    int64_t end = DI_MIN((tile + 1) * DI_WIDE_ROWS, x->n_rows), n_groups = x->n_in / 32;
-    uint8_t *ints = ints_of(x->packed, x->n_rows, x->n_in);
-    for (int64_t r = tile * DI_WIDE_ROWS; r < end; r++) {
-        int64_t row = x->rows ? x->rows[r] : x->row0 + r;
-        is_fine &= pack_row(x, row, g0, g1, (float *)x->packed + r * (x->n_in + ROW_PAD));
-        if (has_vnni && x->weights == DI_F4_E2M1 && is_fine) {
-            uint8_t *out = ints + (size_t)r * int_row_bytes(n_groups);
-            if (x->x->dtype == DI_F8_E4M3)
-                pack_ints(x->x, row, x->col0, g0, g1, n_groups, out);
-            else
-                memset((uint8_t *)int_classes(out, n_groups) + g0, INT_NONE, (size_t)(g1 - g0));
+    for (int64_t b = tile * BANDS; b < (tile + 1) * BANDS && b * ROWS_FUSED < x->n_rows; b++) {
+        band to = band_at(x->packed, b, x->n_rows, x->n_in);
+        int n = band_rows(b, x->n_rows);
+        bool has_ints = has_vnni && x->weights == DI_F4_E2M1;
+        if (has_ints)
+            memset(to.classes + g0, x->x->dtype == DI_F8_E4M3 ? INT_ONE : INT_NONE, (size_t)(g1 - g0));
+        for (int i = 0; i < n; i++) {
+            int64_t r = b * ROWS_FUSED + i, row = x->rows ? x->rows[r] : x->row0 + r;
+            is_fine &= pack_floats(x, row, g0, g1, 32 * n, to.floats + 32 * i);
+            if (has_ints && is_fine && x->x->dtype == DI_F8_E4M3)
+                pack_ints(x->x, row, x->col0, g0, g1, i, n, &to);
         }
     }
     return is_fine;
@@ -151,19 +151,19 @@ static bool pack_vnni(const di_wide_x *x, int64_t tile, int64_t g0, int64_t g1) 
     return pack_rows(x, tile, g0, g1, true);
 }
 
-/* Input k of a group, whose dwords are q, for all lanes. */
-INLINE __m512 weight(di_dtype kind, const __m512i *q, int k, bool is_slow) {
+/* Input k of a dword, for all lanes. */
+INLINE __m512 weight(di_dtype kind, __m512i q, int k, bool is_slow) {
     if (kind == DI_F4_E2M1) {
         const __m512 table = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f,
                                             -2.0f, -3.0f, -4.0f, -6.0f);
-        int shift = 4 * (k % 8); /* the lookup reads the low four bits */
-        return _mm512_permutexvar_ps(shift ? _mm512_srli_epi32(q[k / 8], (unsigned)shift) : q[k / 8], table);
+        int shift = 4 * k; /* the lookup reads the low four bits */
+        return _mm512_permutexvar_ps(shift ? _mm512_srli_epi32(q, (unsigned)shift) : q, table);
     }
     if (kind == DI_F8_E4M3) {
         /* The byte in the upper half of a word, its sign spread over four bits; then the word in the upper half. */
-        __m512i t = k % 2 ? q[k / 4] : _mm512_slli_epi16(q[k / 4], 8);
+        __m512i t = k % 2 ? q : _mm512_slli_epi16(q, 8);
         t = _mm512_srai_epi16(t, 4);
-        t = k % 4 < 2 ? _mm512_slli_epi32(t, 16) : t;
+        t = k < 2 ? _mm512_slli_epi32(t, 16) : t;
         t = _mm512_and_si512(t, _mm512_set1_epi32((int)0x87F00000));
         if (!is_slow)
             return _mm512_castsi512_ps(t);
@@ -174,36 +174,16 @@ INLINE __m512 weight(di_dtype kind, const __m512i *q, int k, bool is_slow) {
         one = _mm512_or_si512(one, _mm512_and_si512(t, _mm512_set1_epi32((int)0x80000000)));
         return _mm512_mask_sub_ps(v, is_small, _mm512_add_ps(v, v), _mm512_castsi512_ps(one));
     }
-    __m512i v =
-        k % 2 ? _mm512_and_si512(q[k / 2], _mm512_set1_epi32((int)0xFFFF0000)) : _mm512_slli_epi32(q[k / 2], 16);
+    __m512i v = k % 2 ? _mm512_and_si512(q, _mm512_set1_epi32((int)0xFFFF0000)) : _mm512_slli_epi32(q, 16);
     return _mm512_castsi512_ps(v);
 }
 
 enum { CODES_FINE, CODES_SMALL, CODES_BAD };
 
-/* What is most unusual about the codes so far. */
-INLINE __m512i watch(di_dtype kind, __m512i codes, __m512i most) {
-    if (kind == DI_F8_E4M3) {
-        /* Twice the magnitude less 16 wraps around for small codes and is largest for NaN. */
-        __m512i v = _mm512_sub_epi8(_mm512_add_epi8(codes, codes), _mm512_set1_epi8(16));
-        return _mm512_max_epu8(most, v);
-    }
-    if (kind == DI_BF16) {
-        __m512i a = _mm512_and_si512(codes, _mm512_set1_epi16(0x7FFF));
-        __mmask32 is_there = _mm512_test_epi16_mask(a, a);
-        return _mm512_max_epu16(most,
-                                _mm512_maskz_sub_epi16(is_there, a, _mm512_set1_epi16((short)(DI_WIDE_W_MIN << 7))));
-    }
-    return most;
-}
-/* Whether all codes of a unit have the fast form, some are small, or some are unusable. */
-INLINE int judge(di_dtype kind, const __m512i r[16]) {
-    __m512i most = _mm512_setzero_si512();
+/* Whether all codes of a turned unit have the fast form, some are small, or some are unusable. */
+INLINE int judge(di_dtype kind, const __m512i q[16], __m512i most) {
     if (kind == DI_F4_E2M1)
         return CODES_FINE;
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i++)
-        most = watch(kind, r[i], most);
     if (kind == DI_BF16) {
         const short limit = (short)((DI_WIDE_W_MAX - DI_WIDE_W_MIN) << 7);
         return _mm512_cmpge_epu16_mask(most, _mm512_set1_epi16(limit)) ? CODES_BAD : CODES_FINE;
@@ -211,7 +191,7 @@ INLINE int judge(di_dtype kind, const __m512i r[16]) {
     if (__builtin_expect(_mm512_cmpgt_epu8_mask(most, _mm512_set1_epi8((char)0xEC)) == 0, 1))
         return CODES_FINE;
     for (int i = 0; i < 16; i++) {
-        if (_mm512_cmpeq_epi8_mask(_mm512_add_epi8(r[i], r[i]), _mm512_set1_epi8((char)0xFE)))
+        if (_mm512_cmpeq_epi8_mask(_mm512_add_epi8(q[i], q[i]), _mm512_set1_epi8((char)0xFE)))
             return CODES_BAD;
     }
     return CODES_SMALL;
@@ -219,52 +199,76 @@ INLINE int judge(di_dtype kind, const __m512i r[16]) {
 
 /* ---- products as weights are decoded ---- */
 
-/* One group whose dwords are q. */
-INLINE void group_products(di_dtype kind, bool is_slow, int n_rows, const __m512i *q, __m512 factor, const float *x,
-                           int64_t ldx, __m512 *acc) {
+/* Group i of a unit. `next` is turned meanwhile, or NULL. */
+INLINE void group_products(di_dtype kind, bool is_slow, int n_rows, const __m512i *unit, int i, __m512 factor,
+                           const float *x, __m512 *acc, turning *next, __m512i *turned) {
+    enum { PER_STEP = 16 / TURN_STEPS };
+    const int n = GROUP_DWORDS(kind), inputs = 32 / n;
     __m512 even[ROWS_FUSED], odd[ROWS_FUSED];
-    for (int i = 0; i < n_rows; i++)
-        even[i] = odd[i] = _mm512_setzero_ps();
+    for (int r = 0; r < n_rows; r++)
+        even[r] = odd[r] = _mm512_setzero_ps();
 #pragma GCC unroll 16
-    for (int k = 0; k < 32; k += 2) {
-        __m512 a = weight(kind, q, k, is_slow), b = weight(kind, q, k + 1, is_slow);
+    for (int d = 0; d < n; d++) {
+        __m512i q = unit[i * n + d];
+        /* Decoded no earlier: a whole group's weights don't fit the registers. */
+        __asm__("" : "+v"(q), "+v"(even[n_rows - 1]));
+#pragma GCC unroll 4
+        for (int k = 0; k < inputs; k += 2) {
+            __m512 a = weight(kind, q, k, is_slow), b = weight(kind, q, k + 1, is_slow);
+            const float *at = x + d * inputs + k;
 #pragma GCC unroll 8
-        for (int i = 0; i < n_rows; i++) {
-            even[i] = _mm512_fmadd_ps(a, _mm512_set1_ps(x[i * ldx + k]), even[i]);
-            odd[i] = _mm512_fmadd_ps(b, _mm512_set1_ps(x[i * ldx + k + 1]), odd[i]);
+            for (int r = 0; r < n_rows; r++) {
+                even[r] = _mm512_fmadd_ps(a, _mm512_set1_ps(at[r * 32]), even[r]);
+                odd[r] = _mm512_fmadd_ps(b, _mm512_set1_ps(at[r * 32 + 1]), odd[r]);
+            }
         }
+        if (next && (i * n + d) % PER_STEP == PER_STEP - 1)
+            turn_step(kind, next, (i * n + d) / PER_STEP, turned);
     }
     if (is_slow)
         factor = _mm512_mul_ps(factor, _mm512_set1_ps(0x1p-16f));
-    for (int i = 0; i < n_rows; i++)
-        acc[i] = _mm512_fmadd_ps(_mm512_add_ps(even[i], odd[i]), factor, acc[i]);
+    for (int r = 0; r < n_rows; r++)
+        acc[r] = _mm512_fmadd_ps(_mm512_add_ps(even[r], odd[r]), factor, acc[r]);
 }
 
-INLINE bool fused(di_dtype kind, int n_rows, const strip *s, const float *x, int64_t ldx, float *out, int64_t ldo) {
+INLINE bool fused(di_dtype kind, int n_rows, const strip *s, const float *x, float *out, int64_t ldo) {
     const int unit_groups = UNIT_GROUPS(kind);
+    const int64_t n_units = DI_CEIL_DIV(s->n_groups, unit_groups);
     __m512 acc[ROWS_FUSED], factor[16];
+    __m512i turned[2][16];
+    turning t;
     for (int i = 0; i < n_rows; i++)
         acc[i] = _mm512_setzero_ps();
-    for (int64_t g = 0; g < s->n_groups; g += unit_groups) {
-        int n = (int)DI_MIN(s->n_groups - g, unit_groups);
-        __m512i r[16];
+    turn_start(kind, s, 0, &t);
+    turn_steps(kind, &t, 0, TURN_STEPS, turned[0]);
+    for (int64_t u = 0; u < n_units; u++) {
+        int64_t g = u * unit_groups;
+        const __m512i *unit = turned[u % 2];
+        __m512i *next = turned[(u + 1) % 2];
         if (g % 16 == 0 && !load_scales(kind, s, g, (int)DI_MIN(s->n_groups - g, 16), factor))
             return false;
-        load_unit(kind, s, g / unit_groups, r);
-        prefetch_unit(s, g / unit_groups);
-        int codes = judge(kind, r);
+        int codes = judge(kind, unit, t.most);
         if (__builtin_expect(codes == CODES_BAD, 0))
             return false;
-        di_avx512_turn(r);
-        for (int i = 0; i < n; i++) {
-            const float *at = x + (g + i) * 32;
-            const __m512i *q = r + i * GROUP_DWORDS(kind);
-            __asm__("" : "+r"(at)); /* one address and offsets, not an address for every input */
-            if (__builtin_expect(codes == CODES_FINE, 1))
-                group_products(kind, false, n_rows, q, factor[(g + i) % 16], at, ldx, acc);
-            else
-                group_products(kind, true, n_rows, q, factor[(g + i) % 16], at, ldx, acc);
+        turn_start(kind, s, DI_MIN(u + 1, n_units - 1), &t); /* the last is turned twice */
+        bool is_full = s->n_groups - g >= unit_groups;
+        if (__builtin_expect(codes == CODES_FINE && is_full, 1)) {
+#pragma GCC unroll 4
+            for (int i = 0; i < unit_groups; i++) {
+                const float *at = x + (g + i) * 32 * n_rows;
+                __asm__("" : "+r"(at)); /* one address and offsets, not an address for every input */
+                group_products(kind, false, n_rows, unit, i, factor[(g + i) % 16], at, acc, &t, next);
+            }
+            continue;
         }
+        int n = (int)DI_MIN(s->n_groups - g, unit_groups);
+        for (int i = 0; i < n; i++) {
+            const __m512i *q = unit + i * GROUP_DWORDS(kind);
+            const float *at = x + (g + i) * 32 * n_rows;
+            __asm__("" : "+r"(at));
+            group_products(kind, kind == DI_F8_E4M3, n_rows, q, 0, factor[(g + i) % 16], at, acc, NULL, NULL);
+        }
+        turn_steps(kind, &t, 0, TURN_STEPS, next);
     }
     for (int i = 0; i < n_rows; i++)
         _mm512_storeu_ps(out + i * ldo, acc[i]);
@@ -272,24 +276,24 @@ INLINE bool fused(di_dtype kind, int n_rows, const strip *s, const float *x, int
 }
 
 #define FUSED(name, kind)                                                                                              \
-    static bool name(int n_rows, const strip *s, const float *x, int64_t ldx, float *out, int64_t ldo) {               \
+    static bool name(int n_rows, const strip *s, const float *x, float *out, int64_t ldo) {                            \
         switch (n_rows) {                                                                                              \
         case 1:                                                                                                        \
-            return fused(kind, 1, s, x, ldx, out, ldo);                                                                \
+            return fused(kind, 1, s, x, out, ldo);                                                                     \
         case 2:                                                                                                        \
-            return fused(kind, 2, s, x, ldx, out, ldo);                                                                \
+            return fused(kind, 2, s, x, out, ldo);                                                                     \
         case 3:                                                                                                        \
-            return fused(kind, 3, s, x, ldx, out, ldo);                                                                \
+            return fused(kind, 3, s, x, out, ldo);                                                                     \
         case 4:                                                                                                        \
-            return fused(kind, 4, s, x, ldx, out, ldo);                                                                \
+            return fused(kind, 4, s, x, out, ldo);                                                                     \
         case 5:                                                                                                        \
-            return fused(kind, 5, s, x, ldx, out, ldo);                                                                \
+            return fused(kind, 5, s, x, out, ldo);                                                                     \
         case 6:                                                                                                        \
-            return fused(kind, 6, s, x, ldx, out, ldo);                                                                \
+            return fused(kind, 6, s, x, out, ldo);                                                                     \
         case 7:                                                                                                        \
-            return fused(kind, 7, s, x, ldx, out, ldo);                                                                \
+            return fused(kind, 7, s, x, out, ldo);                                                                     \
         default:                                                                                                       \
-            return fused(kind, 8, s, x, ldx, out, ldo);                                                                \
+            return fused(kind, 8, s, x, out, ldo);                                                                     \
         }                                                                                                              \
     }
 FUSED(fused_e2m1, DI_F4_E2M1)
@@ -316,7 +320,7 @@ static strip strip_at(const di_mat *w, int64_t o, const uint8_t *next) {
 }
 
 /* Up to 8 rows at a time, as the weights are decoded. */
-static bool block_few(const di_wide_block *b, const packed_rows *x, bool has_ints) {
+static bool block_few(const di_wide_block *b, bool has_ints) {
     const di_mat *w = b->w;
     bool is_fine = true;
     for (int64_t o = 0; o < b->n_out && is_fine; o += LANES) {
@@ -326,14 +330,14 @@ static bool block_few(const di_wide_block *b, const packed_rows *x, bool has_int
             s.ahead = s.rows + LANES * s.ld;
         for (int64_t i = 0; i < b->n_rows && is_fine; i += ROWS_FUSED) {
             int n = (int)DI_MIN(b->n_rows - i, ROWS_FUSED);
-            packed_rows xi = {x->floats + i * x->ldf, x->ldf, x->ints + i * x->ldi, x->ldi};
+            band x = band_at(b->packed, (b->row0 + i) / ROWS_FUSED, b->packed_rows, w->n_in);
             float *acc = b->acc + i * b->lda + at;
             if (w->dtype == DI_F4_E2M1)
-                is_fine = has_ints ? di_avx512_vnni_few(n, &s, &xi, acc, b->lda)
-                                   : fused_e2m1(n, &s, xi.floats, xi.ldf, acc, b->lda);
+                is_fine =
+                    has_ints ? di_avx512_vnni_few(n, &s, &x, acc, b->lda) : fused_e2m1(n, &s, x.floats, acc, b->lda);
             else
-                is_fine = w->dtype == DI_F8_E4M3 ? fused_e4m3(n, &s, xi.floats, xi.ldf, acc, b->lda)
-                                                 : fused_bf16(n, &s, xi.floats, xi.ldf, acc, b->lda);
+                is_fine = w->dtype == DI_F8_E4M3 ? fused_e4m3(n, &s, x.floats, acc, b->lda)
+                                                 : fused_bf16(n, &s, x.floats, acc, b->lda);
             s.ahead = NULL;
         }
     }
@@ -341,34 +345,29 @@ static bool block_few(const di_wide_block *b, const packed_rows *x, bool has_int
 }
 
 /* E2M1 and integers: a decoded piece of 32 outputs meets all rows. */
-static bool block_many(const di_wide_block *b, const packed_rows *x, uint8_t *work) {
+static bool block_many(const di_wide_block *b, uint8_t *work) {
     float *sums = (float *)(void *)work; /* [n_rows][32 outputs], whole lines */
+    band bands[ROWS_MAX / ROWS_FUSED];
     bool is_fine = true;
+    for (int64_t i = 0; i * ROWS_FUSED < b->n_rows; i++)
+        bands[i] = band_at(b->packed, b->row0 / ROWS_FUSED + i, b->packed_rows, b->w->n_in);
     for (int64_t o = 0; o < b->n_out && is_fine; o += 2 * LANES) {
         int64_t at = DI_MIN(o, b->n_out - 2 * LANES);
         strip s[2] = {strip_at(b->w, b->o0 + at, NULL), strip_at(b->w, b->o0 + at + LANES, NULL)};
-        is_fine = di_avx512_vnni_many(s, x, b->n_rows, work + sizeof *sums * ROWS_MAX * 2 * LANES, sums);
+        is_fine = di_avx512_vnni_many(s, bands, b->n_rows, work + sizeof *sums * ROWS_MAX * 2 * LANES, sums);
         for (int64_t i = 0; i < b->n_rows; i++)
             memcpy(b->acc + i * b->lda + at, sums + i * 2 * LANES, 2 * LANES * sizeof *sums);
     }
     return is_fine;
 }
 
-static bool block_any(const di_wide_block *b, uint8_t *work, bool has_ints) {
-    int64_t n_in = b->w->n_in, n_groups = n_in / 32;
-    packed_rows x = {.floats = (const float *)b->packed + b->row0 * (n_in + ROW_PAD), .ldf = n_in + ROW_PAD};
-    if (has_ints) {
-        x.ldi = (int64_t)int_row_bytes(n_groups);
-        x.ints = ints_of(b->packed, b->packed_rows, n_in) + b->row0 * x.ldi;
-    }
-    bool is_many = has_ints && b->w->dtype == DI_F4_E2M1 && b->n_rows > ROWS_FUSED && b->n_out >= 2 * LANES;
-    return is_many ? block_many(b, &x, work) : block_few(b, &x, has_ints);
-}
 static bool block(const di_wide_block *b, uint8_t *work) {
-    return block_any(b, work, false);
+    (void)work;
+    return block_few(b, false);
 }
 static bool block_vnni(const di_wide_block *b, uint8_t *work) {
-    return block_any(b, work, true);
+    bool is_many = b->w->dtype == DI_F4_E2M1 && b->n_rows > ROWS_FUSED && b->n_out >= 2 * LANES;
+    return is_many ? block_many(b, work) : block_few(b, true);
 }
 
 /* ---- the gate between an expert's matrices ---- */

@@ -15,7 +15,6 @@ enum {
     LANES = 16,
     ROWS_FUSED = 8, /* rows of activations that are multiplied as weights are decoded */
     UNIT_BYTES = 64,
-    ROW_PAD = 16, /* floats between packed rows: keeps them off one another's cache sets */
     X_SHIFT_E4M3 = 64
 };
 
@@ -34,32 +33,39 @@ typedef enum int_class {
     INT_NONE = 3 /* sums might round: the floats are multiplied in order */
 } int_class;     /* the class of several rows is all their bits */
 
-/* One group of 32 inputs of one row: dword 4*q + j holds inputs 8*q + j and 8*q + 4 + j. */
-typedef struct int_group {
-    int32_t low[16], high[16];
-} int_group;
+/* ---- packed rows ----
+ *
+ * Rows are packed in bands of 8, which a kernel multiplies side by side; the last band has what is left. Within a band
+ * the rows of a group follow one another: a kernel made for so many rows reads all of a group at fixed distances from
+ * one address, and the whole band in one stream.
+ *
+ *     floats   [group][row][32]   each band's at 8 * band * n_in
+ *     low      [group][row][16]   dword 4*q + j holds inputs 8*q + j and 8*q + 4 + j
+ *     high     [group][row][16]   of INT_TWO, else zeros
+ *     units    [group][row]       the value of 1 times a half
+ *     classes  [group]            of all rows of the band */
+typedef struct band {
+    float *floats;
+    int32_t *low, *high; /* these and what follows: where the weights are E2M1 and there is VNNI */
+    float *units;
+    uint8_t *classes;
+} band;
 
-/* One row's integers: groups, then the value of each group's 1 times a half, then classes. */
-static inline size_t int_row_bytes(int64_t n_groups) {
-    return di_cpu_piece((size_t)n_groups * (sizeof(int_group) + sizeof(float) + 1)) + 64;
-}
-static inline const int_group *int_groups(const uint8_t *row) {
-    return (const int_group *)(const void *)row;
-}
-static inline const float *int_units(const uint8_t *row, int64_t n_groups) {
-    return (const float *)(const void *)(row + (size_t)n_groups * sizeof(int_group));
-}
-static inline const uint8_t *int_classes(const uint8_t *row, int64_t n_groups) {
-    return row + (size_t)n_groups * (sizeof(int_group) + sizeof(float));
+/* The rows that belong to band i. */
+INLINE int band_rows(int64_t i, int64_t n_rows) {
+    return (int)DI_MIN(n_rows - i * ROWS_FUSED, ROWS_FUSED);
 }
 
-/* Rows as a kernel gets them. */
-typedef struct packed_rows {
-    const float *floats;
-    int64_t ldf; /* floats between rows */
-    const uint8_t *ints;
-    int64_t ldi; /* bytes between rows */
-} packed_rows;
+/* Band i of n_rows packed rows. */
+INLINE band band_at(const void *packed, int64_t i, int64_t n_rows, int64_t n_in) {
+    int64_t n_groups = n_in / 32, row = i * ROWS_FUSED;
+    float *floats = (float *)(uintptr_t)packed;
+    int32_t *low = (int32_t *)(void *)(floats + n_rows * n_in), *high = low + n_rows * n_groups * 16;
+    float *units = (float *)(void *)(high + n_rows * n_groups * 16);
+    uint8_t *classes = (uint8_t *)(units + n_rows * n_groups);
+    return (band){floats + row * n_in, low + row * n_groups * 16, high + row * n_groups * 16, units + row * n_groups,
+                  classes + i * n_groups};
+}
 
 /* ---- sixteen rows of weights ---- */
 
@@ -72,20 +78,81 @@ typedef struct strip {
     const uint8_t *ahead, *ahead_scale; /* prefetched while this strip is read */
 } strip;
 
-/* A unit as it is stored: 64 bytes of each row, or as many groups as are left and the rest zeros. */
-INLINE void load_unit(di_dtype kind, const strip *s, int64_t unit, __m512i r[16]) {
-    const uint8_t *p = s->rows + unit * UNIT_BYTES;
-    int64_t left = s->n_groups - unit * UNIT_GROUPS(kind);
-    if (__builtin_expect(left >= UNIT_GROUPS(kind), 1)) {
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; i++, p += s->ld)
-            r[i] = _mm512_loadu_si512(p);
-    } else {
-        __mmask16 is_there = (__mmask16)((1u << (left * GROUP_DWORDS(kind))) - 1u);
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; i++, p += s->ld)
-            r[i] = _mm512_maskz_loadu_epi32(is_there, p);
+/* ---- turning ----
+ *
+ * A unit is turned in eight steps, which kernels lay between the products of the unit before: shuffles have one port,
+ * and all 64 in a row would leave the other one idle. Steps 0 to 3 shuffle four rows each, steps 4 to 7 what these have
+ * left of every fourth dword. */
+enum { TURN_STEPS = 8 };
+
+typedef struct turning {
+    const strip *s;
+    int64_t unit;
+    __mmask16 is_there; /* dwords of a row; in the last unit as many as the groups that are left, and zeros */
+    __m512i half[16];   /* between the steps */
+    __m512i most;       /* by watch, of all rows */
+} turning;
+
+INLINE void turn_start(di_dtype kind, const strip *s, int64_t unit, turning *t) {
+    int64_t left = DI_MIN(s->n_groups - unit * UNIT_GROUPS(kind), UNIT_GROUPS(kind));
+    t->s = s;
+    t->unit = unit;
+    t->is_there = (__mmask16)((1u << (left * GROUP_DWORDS(kind))) - 1u);
+    t->most = _mm512_setzero_si512();
+}
+
+/* What is most unusual about the codes so far; E2M1 has none that are. */
+INLINE __m512i watch(di_dtype kind, __m512i codes, __m512i most) {
+    if (kind == DI_F8_E4M3) {
+        /* Twice the magnitude less 16 wraps around for small codes and is largest for NaN. */
+        __m512i v = _mm512_sub_epi8(_mm512_add_epi8(codes, codes), _mm512_set1_epi8(16));
+        return _mm512_max_epu8(most, v);
     }
+    if (kind == DI_BF16) {
+        __m512i a = _mm512_and_si512(codes, _mm512_set1_epi16(0x7FFF));
+        __mmask32 is_there = _mm512_test_epi16_mask(a, a);
+        return _mm512_max_epu16(most,
+                                _mm512_maskz_sub_epi16(is_there, a, _mm512_set1_epi16((short)(DI_WIDE_W_MIN << 7))));
+    }
+    return most;
+}
+
+/* The lines of the unit after into the first-level cache, and of the strip to come into the second. */
+INLINE void prefetch_rows(const strip *s, int64_t unit, int first) {
+    const char *near = (const char *)s->rows + first * s->ld + (unit + 1) * UNIT_BYTES;
+    for (int i = 0; i < 4; i++, near += s->ld)
+        _mm_prefetch(near, _MM_HINT_T0);
+    if (!s->ahead)
+        return;
+    const char *far = (const char *)s->ahead + (unit * LANES + first) * UNIT_BYTES;
+    for (int i = 0; i < 4; i++)
+        _mm_prefetch(far + i * UNIT_BYTES, _MM_HINT_T1);
+}
+
+/* out[d] lane o: dword d of row o, when all steps are done. */
+INLINE void turn_step(di_dtype kind, turning *t, int step, __m512i out[16]) {
+    if (step >= 4) {
+        di_avx512_turn_parts(t->half, step - 4, out);
+        return;
+    }
+    const uint8_t *p = t->s->rows + 4 * step * t->s->ld + t->unit * UNIT_BYTES;
+    __m512i r[4];
+    prefetch_rows(t->s, t->unit, 4 * step);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++, p += t->s->ld) {
+        r[i] = _mm512_maskz_loadu_epi32(t->is_there, p);
+        t->most = watch(kind, r[i], t->most);
+    }
+    di_avx512_turn_rows(r);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++)
+        t->half[4 * step + i] = r[i];
+}
+
+/* Steps [first, end). */
+INLINE void turn_steps(di_dtype kind, turning *t, int first, int end, __m512i out[16]) {
+    for (int i = first; i < end; i++)
+        turn_step(kind, t, i, out);
 }
 
 /* Scales of up to 16 groups from group g on, as the factor of the group's sum; false: one is out of range. */
@@ -134,24 +201,13 @@ INLINE bool load_scales(di_dtype kind, const strip *s, int64_t g, int n, __m512 
     return true;
 }
 
-/* The lines of the strip to come into the second-level cache, and those of the next unit from there into the first. */
-INLINE void prefetch_unit(const strip *s, int64_t unit) {
-    const char *near = (const char *)s->rows + (unit + 1) * UNIT_BYTES;
-    for (int i = 0; i < LANES; i++, near += s->ld)
-        _mm_prefetch(near, _MM_HINT_T0);
-    if (!s->ahead)
-        return;
-    const char *far = (const char *)s->ahead + unit * (LANES * UNIT_BYTES);
-    for (int i = 0; i < LANES; i++)
-        _mm_prefetch(far + i * UNIT_BYTES, _MM_HINT_T1);
-}
-
 /* ---- avx512_vnni_wide.c: E2M1 weights and rows with integers ---- */
 
-/* Sixteen outputs of n_rows <= 8 rows; false at unusual scales. */
-bool di_avx512_vnni_few(int n_rows, const strip *s, const packed_rows *x, float *out, int64_t ldo);
-/* Thirty-two outputs of any number of rows. acc [n_rows][32] and work, DI_AVX512_VNNI_WORK_BYTES, 64-byte aligned. */
-bool di_avx512_vnni_many(const strip s[2], const packed_rows *x, int64_t n_rows, void *work, float *acc);
+/* Sixteen outputs of a band of n_rows; false at unusual scales. */
+bool di_avx512_vnni_few(int n_rows, const strip *s, const band *x, float *out, int64_t ldo);
+/* Thirty-two outputs of n_rows rows, from the first of bands[0] on. acc [n_rows][32] and work,
+ * DI_AVX512_VNNI_WORK_BYTES, 64-byte aligned. */
+bool di_avx512_vnni_many(const strip s[2], const band *bands, int64_t n_rows, void *work, float *acc);
 enum { DI_AVX512_VNNI_WORK_BYTES = 9 * 1024 };
 
 #endif
