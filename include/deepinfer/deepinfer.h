@@ -101,6 +101,9 @@ typedef struct di_engine_config {
     int64_t kv_bytes;         /* memory of the key-value cache; 0, the default: planned */
     const char *replay;       /* "off" (the default), "mask", "compact" */
     int64_t replay_keep;      /* rows at the end of a prompt that the upper layers see; 0, the default: exact */
+    int32_t draft_tokens;     /* that the draft module guesses ahead, where the model has one; default 5, 0: none. The
+                                 results are the same */
+    const char *draft_policy; /* how many of them are verified: "cost" (the default) or "fixed": all */
     bool has_prefix_cache;    /* the default: true */
     bool is_sync;             /* every step is finished before the next is formed. False, the default, is faster */
     int64_t queue_max;     /* samples that wait beyond the seqs_max that can run; more are refused with DI_ERR_BUSY. 0,
@@ -220,6 +223,8 @@ typedef struct di_engine_result {
     int64_t first_ns;                    /* from submission to the first token */
     int64_t total_ns;                    /* from submission to the last token */
     int32_t n_preempted;                 /* how often others took its memory */
+    int64_t n_drafts;                    /* drafts verified for it */
+    int64_t n_accepted;                  /* those of them that became output */
 } di_engine_result;
 
 /* Everything is borrowed for the call of the callback. */
@@ -296,12 +301,17 @@ DI_API di_status di_engine_drain(di_engine *engine, int64_t timeout_ms, di_error
     X(int64_t, counter, cached_tokens, "tokens of prompts that were found in the prefix cache")                        \
     X(int64_t, counter, output_tokens, "tokens drawn")                                                                 \
     X(int64_t, counter, recomputed_tokens, "tokens run again after a preemption or for a window")                      \
+    X(int64_t, counter, n_draft_rounds, "rounds in which a sample got drafts")                                         \
+    X(int64_t, counter, draft_tokens, "drafts verified")                                                               \
+    X(int64_t, counter, accepted_tokens, "drafts that became output")                                                  \
+    X(double, gauge, draft_error, "mean distance of a draft's confidence and its outcome")                             \
     X(int64_t, counter, ttft_goal_missed, "samples whose first token came after the goal")                             \
     X(int64_t, counter, tpot_goal_missed, "samples slower per token than the goal")                                    \
     X(int64_t, counter, ttft_gave_way, "steps where the goal of the first token was given up for the other")           \
     X(int64_t, counter, tpot_gave_way, "steps where the goal per token was given up for the other")                    \
     X(int64_t, counter, forward_ns, "time in forward passes")                                                          \
     X(int64_t, counter, sample_ns, "time in sampling")                                                                 \
+    X(int64_t, counter, draft_ns, "time in drafting rounds")                                                           \
     X(int64_t, counter, host_ns, "time of the engine's thread, without waiting")                                       \
     X(int64_t, counter, wait_ns, "time that compute waited for the engine's thread")                                   \
     X(int64_t, counter, n_ttft, "first tokens")                                                                        \

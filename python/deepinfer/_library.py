@@ -96,6 +96,8 @@ class Config(Structure):
         ("kv_bytes", c_int64),
         ("replay", c_char_p),
         ("replay_keep", c_int64),
+        ("draft_tokens", c_int32),
+        ("draft_policy", c_char_p),
         ("has_prefix_cache", c_bool),
         ("is_sync", c_bool),
         ("queue_max", c_int64),
@@ -159,6 +161,8 @@ class Result(Structure):
         ("first_ns", c_int64),
         ("total_ns", c_int64),
         ("n_preempted", c_int32),
+        ("n_drafts", c_int64),
+        ("n_accepted", c_int64),
     ]
 
 

@@ -43,6 +43,8 @@ ARGUMENTS = {
     "kv_cache_memory_bytes": ("kv_bytes", int),
     "replay": ("replay", _text),
     "replay_keep": ("replay_keep", int),
+    "num_speculative_tokens": ("draft_tokens", int),
+    "draft_policy": ("draft_policy", _text),
     "enable_prefix_caching": ("has_prefix_cache", bool),
     "async_scheduling": ("is_sync", lambda value: not value),
     "max_queue": ("queue_max", int),

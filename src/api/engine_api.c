@@ -297,6 +297,8 @@ static void send_done(const di_engine_ticket *t, const di_generation *gen, const
                 .first_ns = since(gen->submit_ns, gen->first_ns),
                 .total_ns = since(gen->submit_ns, gen->last_ns),
                 .n_preempted = gen->n_preempted,
+                .n_drafts = gen->n_drafts,
+                .n_accepted = gen->n_accepted,
             },
     };
     if (gen->finish == DI_FINISH_ERROR)

@@ -46,6 +46,8 @@ void di_engine_config_init(di_engine_config *config, size_t struct_size) {
         .batch_tokens_max = 2048,
         .chunk_max = 512,
         .replay = "off",
+        .draft_tokens = 5,
+        .draft_policy = "cost",
         .has_prefix_cache = true,
         .log_interval_steps = 100,
     };
@@ -224,6 +226,7 @@ static di_status check_limits(const di_engine_config *c, di_error *err) {
         {"context_sum_max", c->context_sum_max, 0, INT64_MAX},
         {"kv_bytes", c->kv_bytes, 0, INT64_MAX},
         {"replay_keep", c->replay_keep, 0, 16777216},
+        {"draft_tokens", c->draft_tokens, 0, DI_SPEC_DRAFTS_MAX},
         {"queue_max", c->queue_max, 0, INT64_MAX / 2},
         {"log_interval_steps", c->log_interval_steps, 0, INT64_MAX},
     };
@@ -243,14 +246,16 @@ static di_status read_goal(const char *name, double ms, int64_t *out_ns, di_erro
 }
 
 di_status di_engine_load_options(di_load_options *out, const di_engine_config *c, di_error *err) {
-    static const char *const numerics[] = {"faithful", "exact"}, *const replays[] = {"off", "mask", "compact"};
+    static const char *const numerics[] = {"faithful", "exact"}, *const replays[] = {"off", "mask", "compact"},
+                             *const policies[] = {"cost", "fixed"};
     static const di_replay replay_of[] = {DI_REPLAY_OFF, DI_REPLAY_MASK, DI_REPLAY_COMPACT};
-    int numerics_at = 0, replay_at = 0;
+    int numerics_at = 0, replay_at = 0, policy_at = 0;
     int64_t ttft_ns = 0, tpot_ns = 0;
     di_status st;
     if ((st = check_limits(c, err)) ||
         (st = read_word("numerics", c->numerics, numerics, (int)DI_COUNT(numerics), &numerics_at, err)) ||
         (st = read_word("replay", c->replay, replays, (int)DI_COUNT(replays), &replay_at, err)) ||
+        (st = read_word("draft_policy", c->draft_policy, policies, (int)DI_COUNT(policies), &policy_at, err)) ||
         (st = read_goal("ttft_goal_ms", c->ttft_goal_ms, &ttft_ns, err)) ||
         (st = read_goal("tpot_goal_ms", c->tpot_goal_ms, &tpot_ns, err)))
         return st;
@@ -273,6 +278,8 @@ di_status di_engine_load_options(di_load_options *out, const di_engine_config *c
         .kv_bytes = c->kv_bytes,
         .replay = replay_of[replay_at],
         .replay_keep = c->replay_keep,
+        .draft_tokens = c->draft_tokens,
+        .draft_policy = policy_at ? DI_SPEC_FIXED : DI_SPEC_COST,
         .has_prefix_cache = c->has_prefix_cache,
         .is_sync = c->is_sync,
         .context_sum_max = c->context_sum_max,

@@ -47,12 +47,14 @@ static void write_ids(di_strbuf *out, const int32_t *ids, int64_t n) {
     di_strbuf_putc(out, ']');
 }
 
-static void write_usage(di_strbuf *out, int64_t n_prompt, int64_t n_completion, int64_t n_cached) {
-    di_strbuf_printf(
-        out,
-        ",\"usage\":{\"prompt_tokens\":%lld,\"completion_tokens\":%lld,\"cached_tokens\":%lld,\"draft_tokens\":0,"
-        "\"accepted_tokens\":0}",
-        (long long)n_prompt, (long long)n_completion, (long long)n_cached);
+static void write_usage(di_strbuf *out, const di_generation *gen) {
+    static const di_generation none;
+    gen = gen ? gen : &none;
+    di_strbuf_printf(out,
+                     ",\"usage\":{\"prompt_tokens\":%lld,\"completion_tokens\":%lld,\"cached_tokens\":%lld,"
+                     "\"draft_tokens\":%lld,\"accepted_tokens\":%lld}",
+                     (long long)gen->n_prompt, (long long)gen->n_tokens, (long long)gen->n_cached,
+                     (long long)gen->n_drafts, (long long)gen->n_accepted);
 }
 
 /* A float of 32 bits in the shortest form that reads back as the same float. */
@@ -122,7 +124,7 @@ void di_line_result(di_strbuf *out, const di_request *request, const di_generati
     di_strbuf_printf(out, ",\"finish_reason\":\"%s\"", di_finish_name(finish));
     if (gen->has_seed)
         di_strbuf_printf(out, ",\"seed\":%llu", (unsigned long long)gen->seed);
-    write_usage(out, gen->n_prompt, gen->n_tokens, gen->n_cached);
+    write_usage(out, gen);
     if (request->sampling.n_logprobs >= 0 && (gen->logprobs || gen->n_tokens == 0))
         write_logprobs(out, gen);
     if (request->sampling.n_prompt_logprobs >= 0 && gen->prompt_logprobs)
@@ -136,7 +138,7 @@ void di_line_error(di_strbuf *out, const di_request *request, di_status status, 
     write_head(out, request, -1, "", 0);
     write_ids(out, NULL, 0);
     di_strbuf_puts(out, ",\"finish_reason\":\"error\"");
-    write_usage(out, 0, 0, 0);
+    write_usage(out, NULL);
     write_error(out, request, status, err);
     di_strbuf_puts(out, "}\n");
 }

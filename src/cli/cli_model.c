@@ -28,6 +28,8 @@ void di_cli_load_options(di_load_options *out, const di_options *opt) {
         .kv_bytes = opt->kv_memory,
         .replay = DI_REPLAY_OFF,
         .replay_keep = opt->replay_keep,
+        .draft_tokens = (int32_t)opt->draft_tokens,
+        .draft_policy = strcmp(opt->draft_policy, "fixed") == 0 ? DI_SPEC_FIXED : DI_SPEC_COST,
         .has_prefix_cache = !opt->no_prefix_cache,
         .is_sync = strcmp(opt->async, "off") == 0,
         .queue_max = opt->max_queue,
@@ -274,6 +276,13 @@ void di_cli_print_stats(const di_cli_model *m) {
     fprintf(stderr, "tokens: %lld of prompts, %lld of answers, in %lld steps; forward %.3f s, sampling %.3f s\n",
             (long long)s.prompt_tokens, (long long)s.output_tokens, (long long)s.n_steps, seconds(s.forward_ns),
             seconds(s.sample_ns));
+    if (s.n_draft_rounds)
+        fprintf(
+            stderr,
+            "drafts: %lld of %lld verified ones were right in %lld rounds of a request, %.2f tokens a round; drafting "
+            "%.3f s\n",
+            (long long)s.accepted_tokens, (long long)s.draft_tokens, (long long)s.n_draft_rounds,
+            1 + (double)s.accepted_tokens / (double)s.n_draft_rounds, seconds(s.draft_ns));
     fprintf(stderr, "prefix cache: %lld tokens of prompts from %lld hits of %lld, %d blocks and %d snapshots kept\n",
             (long long)s.cached_tokens, (long long)s.cache_hits, (long long)s.cache_queries, s.blocks_cached,
             s.snapshots);

@@ -10,8 +10,9 @@ typedef struct bench_entry {
 } bench_entry;
 
 static const bench_entry benches[] = {
-    {"kernels", di_bench_kernels}, {"prefill", di_bench_prefill},     {"decode", di_bench_decode},
-    {"batch", di_bench_batch},     {"scheduler", di_bench_scheduler}, {"tokenizer", di_bench_tokenizer},
+    {"kernels", di_bench_kernels},     {"prefill", di_bench_prefill},     {"decode", di_bench_decode},
+    {"batch", di_bench_batch},         {"scheduler", di_bench_scheduler}, {"speculative", di_bench_speculative},
+    {"tokenizer", di_bench_tokenizer},
 };
 
 bool di_bench_wants(di_bench *b, const char *name) {

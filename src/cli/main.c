@@ -29,8 +29,10 @@ static const command commands[] = {
     {"chat", DI_COMMAND_CHAT, "", 0, "an interactive conversation",
      "Type a message; /help lists what else can be typed. Ctrl-C stops an answer, Ctrl-D ends.\n", di_cmd_chat},
     {"bench", DI_COMMAND_BENCH, "[WHAT [ROW]...]", 33, "measure speed beside this machine's limits",
-     "WHAT is kernels, prefill, decode, batch or tokenizer; all of them without it. ROW is the name of a row or its\n"
-     "first words, as gemv or gemv_fp8: only these rows are measured, and only what they need is loaded.\n", di_cmd_bench},
+     "WHAT is kernels, prefill, decode, batch, scheduler, speculative or tokenizer; all of them without it. ROW is the\n"
+     "name of a row or its first words, as gemv or gemv_fp8: only these rows are measured, and only what they need is\n"
+     "loaded.\n",
+     di_cmd_bench},
     {"tokenize", DI_COMMAND_TOKENIZE, "", 0, "texts to token ids and back, as JSON lines",
      "Reads {\"text\":...} or {\"ids\":[...]} a line from standard input, writes {\"ids\":[...]} or {\"text\":...}.\n",
      di_cmd_tokenize},

@@ -33,6 +33,9 @@ static di_status check(const di_core_options *o, di_error *err) {
     if (o->logits_max < o->seqs_max)
         return di_fail(err, DI_ERR_ARG, "logits of %lld rows: expected at least --max-seqs (%d)",
                        (long long)o->logits_max, o->seqs_max);
+    if (o->draft_tokens < 0 || o->draft_tokens > DI_SPEC_DRAFTS_MAX || o->draft_policy == DI_SPEC_REFERENCE)
+        return di_fail(err, DI_ERR_ARG, "--draft-tokens %d: expected 0 to %d, with policy cost or fixed",
+                       o->draft_tokens, DI_SPEC_DRAFTS_MAX);
     return DI_OK;
 }
 
@@ -71,6 +74,13 @@ static di_status make_runner(di_core *c, const di_executor *executor, di_error *
     c->runner.eos_id = c->model.eos_id;
     c->runner.blacklist = c->options.blacklist;
     c->runner.trace = c->options.trace;
+    c->runner.seqs_max = c->options.seqs_max;
+    c->runner.context_max = c->options.context_max;
+    c->runner.n_drafts = c->options.draft_tokens;
+    c->runner.policy = c->options.draft_policy;
+    if (c->options.draft_tokens > 0)
+        di_spec_cost_init(&c->runner.cost, &c->model.step_experts, &c->model.draft_experts, c->options.draft_tokens,
+                          (int64_t)c->options.seqs_max * (1 + c->options.draft_tokens));
     di_trace_thread(c->options.trace, DI_TRACE_ENGINE, "engine");
     di_trace_thread(c->options.trace, DI_TRACE_RUNNER, "runner");
     return di_runner_init(&c->runner, err);
@@ -91,6 +101,8 @@ di_status di_core_create_on(di_core **out, const di_executor *executor, const di
         c->options.logits_max = c->options.seqs_max;
     if (!c->options.has_prefix_cache)
         c->options.n_snapshots = 0;
+    if (!executor->draft_begin || !executor->draft_next)
+        c->options.draft_tokens = 0;
     c->keep = options->replay == DI_REPLAY_OFF ? 0 : options->replay_keep;
     c->stats.replay_keep = c->keep;
     c->stats.is_replay_exact = true;
@@ -121,6 +133,16 @@ static di_status model_copy(void *self, uint8_t *base, size_t unit_bytes, const 
     return di_forward_copy_units(self, base, unit_bytes, copies, n, err);
 }
 
+static di_status model_draft_begin(void *self, const di_draft_seq *seqs, int32_t n_seqs, int32_t n_rows, uint8_t *slots,
+                                   di_error *err) {
+    return di_draft_begin(self, seqs, n_seqs, n_rows, slots, NULL, NULL, err);
+}
+
+static di_status model_draft_next(void *self, int32_t i, const int32_t *prev, float **logits, float **conf,
+                                  di_error *err) {
+    return di_draft_next(self, i, prev, logits, conf, err);
+}
+
 di_status di_core_create(di_core **out, di_model *model, const di_backend *backend, di_device *device,
                          const di_memory_plan *plan, const di_tokenizer *tok, const di_core_options *options,
                          di_error *err) {
@@ -130,7 +152,9 @@ di_status di_core_create(di_core **out, di_model *model, const di_backend *backe
         .n_vocab = config->vocab,
         .eos_id = config->eos_id,
         .window = config->window,
-        .window_span = di_config_window_span(config, o.replay != DI_REPLAY_OFF, false),
+        .window_span = di_config_window_span(config, o.replay != DI_REPLAY_OFF, o.draft_tokens > 0),
+        .step_experts = {config->n_layers, config->n_experts, config->n_experts_tok},
+        .draft_experts = {config->n_draft_layers, config->draft_experts, config->draft_experts_tok},
     };
     di_status st = di_replay_settle(config, o.replay, o.replay_keep, &o.replay_keep, err);
     if (st)
@@ -139,6 +163,10 @@ di_status di_core_create(di_core **out, di_model *model, const di_backend *backe
     if ((st = di_forward_create(&forward, model, err)))
         return di_error_context(err, st, "starting the engine");
     di_executor executor = {.self = forward, .forward = model_forward, .copy = model_copy};
+    if (o.draft_tokens > 0) {
+        executor.draft_begin = model_draft_begin;
+        executor.draft_next = model_draft_next;
+    }
     if ((st = di_core_create_on(out, &executor, &m, backend, device, plan, tok, &o, err))) {
         di_forward_destroy(forward);
         return st;

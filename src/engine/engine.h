@@ -14,6 +14,7 @@
 #include "kv/kv.h"
 #include "model/model.h"
 #include "sample/sample.h"
+#include "spec/spec.h"
 #include "text/text.h"
 
 /* ---- requests -----------------------------------------------------------------------------------------------------
@@ -43,9 +44,10 @@ typedef struct di_generation {
     bool has_seed; /* false: greedy, and none was given */
     uint64_t seed; /* of this sample: the request's seed + index */
     int64_t submit_ns, start_ns, first_ns,
-        last_ns;         /* monotonic: submitted, admitted, first and last token; 0 = not yet */
-    int32_t n_preempted; /* how often its memory was taken for others */
-    di_error error;      /* of ERROR: DI_ERR_CANCELLED when the deadline passed */
+        last_ns;                  /* monotonic: submitted, admitted, first and last token; 0 = not yet */
+    int32_t n_preempted;          /* how often its memory was taken for others */
+    int64_t n_drafts, n_accepted; /* drafts that were verified, and those of them that became output */
+    di_error error;               /* of ERROR: DI_ERR_CANCELLED when the deadline passed */
 } di_generation;
 
 typedef enum di_core_event_kind {
@@ -117,7 +119,9 @@ typedef struct di_core_options {
     int32_t n_snapshots;      /* state slots for window snapshots of the prefix cache */
     int64_t queue_max;        /* samples that wait; more are refused as busy. 0: no limit */
     di_replay replay;
-    int64_t replay_keep; /* 0: the exact bound */
+    int64_t replay_keep;         /* 0: the exact bound */
+    int32_t draft_tokens;        /* drafts of a round, at most DI_SPEC_DRAFTS_MAX; 0: no speculation */
+    di_spec_policy draft_policy; /* how many of them are verified; DI_SPEC_REFERENCE is not taken */
     bool has_prefix_cache;
     bool is_sync;                 /* every step is finished before the next is formed */
     int64_t ttft_goal_ns;         /* time to first token that the scheduler aims at; 0: none */
@@ -142,12 +146,17 @@ typedef struct di_executor {
     di_status (*forward)(void *self, const di_batch *batch, float **logits, di_error *err);
     /* Copies units (KV pages, state slots) by id, in order with the forwards; NULL: the device's own copy does. */
     di_status (*copy)(void *self, uint8_t *base, size_t unit_bytes, const di_copy *copies, int32_t n, di_error *err);
+    /* A drafting round, as di_draft_begin and di_draft_next; NULL: there is no draft module. */
+    di_status (*draft_begin)(void *self, const di_draft_seq *seqs, int32_t n_seqs, int32_t n_rows, uint8_t *slots,
+                             di_error *err);
+    di_status (*draft_next)(void *self, int32_t i, const int32_t *prev, float **logits, float **conf, di_error *err);
 } di_executor;
 
 /* What a core must know of a model. */
 typedef struct di_core_model {
     int32_t n_vocab, eos_id, window;
     int64_t window_span; /* rows before a border after which all rings of the border are exact */
+    di_spec_experts step_experts, draft_experts; /* for the cost of steps and drafting rounds */
 } di_core_model;
 
 /* A core on any executor. options->replay_keep is taken as it is. */
@@ -188,9 +197,13 @@ typedef struct di_core_stats {
     int64_t recomputed_tokens;                           /* rows run again after a preemption or for a window */
     int64_t ttft_goal_missed, tpot_goal_missed;          /* samples */
     int64_t ttft_gave_way, tpot_gave_way;                /* steps where one goal was given up for the other */
-    int64_t forward_ns, sample_ns;                       /* on the core's own thread */
-    int64_t host_ns;                                     /* of the loop, without waiting */
-    int64_t wait_ns; /* the core's thread had nothing to run while requests were running */
+    int64_t draft_tokens, accepted_tokens;               /* drafts verified, and accepted */
+    int64_t verified_at[DI_SPEC_DRAFTS_MAX], accepted_at[DI_SPEC_DRAFTS_MAX]; /* by place in the round */
+    int64_t n_draft_rounds;                                                   /* of a sequence */
+    double draft_error;                      /* mean distance of confidence and outcome */
+    int64_t forward_ns, sample_ns, draft_ns; /* on the core's own thread */
+    int64_t host_ns;                         /* of the loop, without waiting */
+    int64_t wait_ns;                         /* the core's thread had nothing to run while requests were running */
     int64_t ttft_sum_ns, ttft_max_ns, n_ttft;
     int64_t queue_sum_ns;                                   /* submit to admission, of n_ttft samples */
     int64_t finished_prompt_tokens, finished_output_tokens; /* of finished samples */
@@ -219,7 +232,8 @@ typedef struct di_load_options {
     bool is_order_free;   /* not batch-invariant: sums may depend on what else is in the batch */
     bool dummy;           /* make the weights up */
     int32_t dummy_layers; /* above 0: no folder, that many layers at the released dimensions; with `dummy` */
-    bool with_draft;      /* load the draft module too */
+    int32_t draft_tokens; /* drafts of a round, cut to what the draft module makes; 0: it is not loaded */
+    di_spec_policy draft_policy;
     di_numerics numerics;
     int32_t seqs_max;
     int64_t batch_tokens_max, chunk_max;

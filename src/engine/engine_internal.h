@@ -38,9 +38,13 @@ typedef enum di_seq_state {
  *   submit -> (held) -> waiting <-> running -> DONE event -> ended -> freed
  *
  * tokens holds prompt and output. Rows [0, n_done) have been run by finished steps, [n_done, n_sched) are with the
- * runner; the last n_coming tokens of the output are being sampled and not known yet:
+ * runner; with n_coming 1 the next token (and
+ * what drafts add to it) is being sampled and not known yet:
  *
- *   tokens  0 ......... n_done ......... n_sched  (= n_tokens + n_coming - 1 while decoding)
+ *   tokens  0 ......... n_done ......... n_sched
+ *
+ * While it decodes, where a step's rows begin depends on how many drafts the step before has accepted: the runner knows
+ * (golden), the engine's thread only that it is at most drafts_asked further on.
  */
 struct di_sequence {
     /* What the runner reads. Fields that change with every token lie further on, in other cache lines. */
@@ -51,7 +55,8 @@ struct di_sequence {
     int64_t n_prompt;
     bool has_history;
     di_history history;
-    void *memory; /* owned: copies of stop strings, bias, stop tokens, forced tokens, units */
+    void *memory;   /* owned: copies of stop strings, bias, stop tokens, forced tokens, units */
+    bool may_draft; /* nothing of it is given beforehand */
     di_core_callback callback;
     void *user;
     const di_span *units; /* [n_units] */
@@ -59,6 +64,14 @@ struct di_sequence {
     const int32_t *force_ids, *forced_first;
     size_t n_force, n_forced_first;
     int32_t force_after;
+
+    /* The runner's own, while a step has the sequence: where its decoding stands. */
+    int64_t golden;                    /* position of its newest token, whose row comes next */
+    int32_t n_drafts;                  /* tokens behind it that are drafts */
+    float raw[DI_SPEC_DRAFTS_MAX];     /* their confidences */
+    float chances[DI_SPEC_DRAFTS_MAX]; /* calibrated */
+    di_spec_guard guard;
+    double round_cost; /* tokens that the round's time is worth */
 
     di_sched_item item;
     di_sequence *prev, *next; /* in the list of all sequences */
@@ -70,6 +83,8 @@ struct di_sequence {
 
     int64_t n_tokens; /* known to the engine's thread */
     int64_t n_done, n_sched;
+    bool is_decoding;           /* its prompt was launched whole: each step has its newest token's row, and drafts */
+    int32_t drafts_asked;       /* at most, in the step that is with the runner */
     int64_t n_lost;             /* rows that had been run when its memory was taken */
     int32_t n_coming, n_flight; /* tokens that are being sampled; steps that hold the sequence */
     uint32_t epoch;             /* rises when its rows are given up: results of earlier steps bring a token at most */
@@ -107,13 +122,29 @@ struct di_sequence {
 typedef struct di_step_row {
     di_sequence *seq;
     di_sequence *fork_of; /* the leader: the sequence has no rows of its own in this step; else NULL */
-    int64_t position;     /* of the token that the row gives */
+    int64_t position;     /* of the token that the row gives; the runner's where the sequence decodes */
     size_t top_at;        /* in the step's tops */
-    int32_t logits_row;
-    int32_t n_top;  /* -1: no log-probabilities */
-    int32_t forced; /* the token, where it is given (always in a prompt); -1: draw one */
+    int32_t seq_idx;      /* of the sequence, or the leader, in the step */
+    int32_t logits_row;   /* among those of that sequence */
+    int32_t n_top;        /* -1: no log-probabilities */
+    int32_t forced;       /* the token, where it is given (always in a prompt); -1: draw one */
     bool is_prompt, is_skipped;
 } di_step_row;
+
+/* A sequence in a step, beside its di_seq_rows. */
+typedef struct di_step_seq {
+    di_sequence *seq;
+    uint32_t epoch;
+    bool is_decoding;
+    int32_t drafts_max; /* that may be verified */
+    int32_t sample_at;  /* first of its rows among the samples: 1 + drafts_max of them where it decodes */
+    size_t blocks_at;
+    int32_t snapshot_at; /* its snapshot in the step where it decodes; -1: none */
+    /* the runner's */
+    int32_t logits_at; /* its first row of logits; -1: it has no rows in the batch */
+    int32_t n_drafts;  /* verified */
+    int32_t n_new;     /* tokens that came of it: accepted drafts and one more */
+} di_step_seq;
 
 /* What came of a row: apart, so that the two threads write to few lines that the other reads. */
 typedef struct di_step_result {
@@ -128,18 +159,17 @@ typedef struct di_step_snapshot {
     uint32_t epoch;
     int32_t slot;
     int32_t n_blocks; /* of the border */
+    bool is_taken;    /* false: the rows did not reach the border */
 } di_step_snapshot;
 
 struct di_step {
     /* formed by the engine's thread */
     int32_t n_seqs, n_rows;
     int64_t n_prompt_rows, context_sum, context_max;
-    di_sequence **seqs; /* owned [seqs_max] */
-    uint32_t *epochs;   /* owned [seqs_max] */
-    di_seq_rows *rows;  /* owned [seqs_max] */
-    int32_t *blocks;    /* owned [seqs_max, blocks of the longest context]: tables one after another */
+    di_step_seq *seqs; /* owned [seqs_max] */
+    di_seq_rows *rows; /* owned [seqs_max]; of decoding ones the runner sets where they begin and how many they are */
+    int32_t *blocks;   /* owned [seqs_max, blocks of the longest context]: tables one after another */
     size_t n_blocks;
-    size_t *blocks_at;    /* owned [seqs_max] */
     di_copy *page_copies; /* owned [seqs_max]; run before the forward, as are slot copies */
     di_copy *slot_copies; /* owned [seqs_max + snapshots_max] */
     int32_t n_page_copies, n_slot_copies;
@@ -147,18 +177,23 @@ struct di_step {
     di_step_snapshot *snapshot_of; /* owned, beside them */
     int32_t n_snapshots;
     int64_t n_logits;
-    di_step_row *samples;    /* owned [logits_max + seqs_max] */
+    di_step_row *samples;    /* owned: a row of logits each, forks and drafts' rows beside them */
     di_step_result *results; /* owned, beside them */
     di_error *errors;        /* owned, beside them */
     int32_t n_samples;
     di_logprob *tops; /* owned, grows */
     size_t n_tops, tops_cap;
-    bool follows; /* some sequence was in the step before: the runner should not have had to wait */
+    int64_t spare_rows; /* rows that drafts may take */
+    bool follows;       /* some sequence was in the step before: the runner should not have had to wait */
     /* lock: runner->mutex */
     bool is_sampling_ready, is_done;
     /* written by the runner while the step is with it */
-    di_error error;                                  /* of the whole step */
-    int64_t start_ns, forward_ns, sample_ns, end_ns; /* begun, forward done, sampling begun, done */
+    di_error error;                                            /* of the whole step */
+    int64_t start_ns, forward_ns, sample_ns, drawn_ns, end_ns; /* begun, forward done, sampling begun and done, drafts
+                                                                  done */
+    int64_t rows_run, context_run;
+    int32_t n_drafters; /* sequences with new drafts */
+    double draft_error;
 };
 
 /* ---- runner -------------------------------------------------------------------------------------------------------
@@ -174,6 +209,25 @@ typedef struct di_runner {
     const uint32_t *blacklist;
     const struct di_trace *trace;
 
+    /* speculation */
+    int32_t n_drafts; /* of a round; 0: none */
+    int64_t context_max, n_steps, n_draft_fails;
+    double rate; /* running share of drafts that hold */
+    double rate_hint;
+    di_spec_policy policy;
+    di_spec_cost cost;
+    di_spec_calibration calibration;
+    di_spec_seq *plan_seqs; /* owned [seqs_max], as are those below */
+    int32_t *plan;
+    void *plan_scratch;
+    di_draft_seq *draft_seqs;
+    di_sequence **drafters;
+    int32_t *draft_prev;
+    float *draft_conf;
+    di_error *draft_errors;
+    di_seq_rows *batch;
+
+    int32_t seqs_max;
     di_sampler *samplers; /* owned [n_workers], with a row of logits each */
     float **rows;
     int n_workers;
@@ -193,6 +247,14 @@ void di_runner_launch(di_runner *r, di_step *step);
 /* The rows' arguments are filled: the step may sample. */
 void di_runner_sample(di_runner *r, di_step *step);
 void di_runner_wait(di_runner *r, di_step *step);
+
+/* ---- draw.c: from logits to tokens and drafts; called by the runner's thread ---- */
+/* How many drafts each decoding sequence of the step verifies. */
+void di_step_plan(di_runner *r, di_step *step);
+/* Draws the step's rows, decides which drafts hold and writes tokens where the next forward reads them. */
+void di_step_draw(di_runner *r, di_step *step, const float *logits);
+/* A drafting round for the sequences that go on. */
+void di_step_draft(di_runner *r, di_step *step);
 
 /* ---- the engine's state ------------------------------------------------------------------------------------------
  */
@@ -277,6 +339,9 @@ void di_seq_release(di_core *c, di_sequence *s);
 void di_seq_publish(di_core *c, di_sequence *s);
 /* Adds to the step the snapshots that the rows from pos0 on shall take, and returns how many. */
 int32_t di_seq_plan_snapshots(di_core *c, di_step *step, di_sequence *s, int64_t pos0, int64_t n_rows);
+/* The snapshot that a decoding sequence may take at its next border, if rows up to `end` can reach it: its place in the
+ * step, -1: none. */
+int32_t di_seq_plan_snapshot(di_core *c, di_step *step, di_sequence *s, int64_t end);
 /* What does not hold of sequences, blocks and slots between two steps (engine.md, invariants); NULL: all does. Looks at
  * everything: for tests and debug builds. */
 const char *di_core_check(const di_core *c);

@@ -34,7 +34,7 @@ static di_model_options model_options(const di_load_options *o, const di_load_pl
         .seqs_max = plan->engine.seqs_max,
         .tokens_max = plan->engine.context_max,
         .logits_max = plan->engine.logits_max,
-        .with_draft = o->with_draft,
+        .with_draft = plan->engine.draft_tokens > 0,
     };
 }
 
@@ -113,12 +113,15 @@ di_status di_load_plan_make(di_load_plan *plan, const di_config *c, const di_loa
     if ((st = backend->device->info(device, &info, err)))
         return st;
     plan->free_bytes = info.memory_free_bytes;
+    int32_t n_drafts = c->n_draft_layers > 0 ? DI_MIN(o->draft_tokens, DI_MIN(c->draft_block, DI_SPEC_DRAFTS_MAX)) : 0;
     plan->engine = (di_core_options){
         .seqs_max = o->seqs_max,
         .batch_tokens_max = o->batch_tokens_max,
         .chunk_max = o->chunk_max,
         .context_sum_max = o->context_sum_max,
-        .logits_max = DI_MAX((int64_t)o->seqs_max, DI_MIN(o->batch_tokens_max, LOGITS_MIN)),
+        .logits_max = DI_MIN(o->batch_tokens_max, DI_MAX((int64_t)o->seqs_max * (1 + n_drafts), LOGITS_MIN)),
+        .draft_tokens = n_drafts,
+        .draft_policy = o->draft_policy,
         .queue_max = o->queue_max,
         .replay = o->replay,
         .replay_keep = o->replay_keep,

@@ -42,6 +42,7 @@ void di_seq_release(di_core *c, di_sequence *s) {
     s->n_blocks = 0;
     s->slot = -1;
     s->n_done = s->n_sched = 0;
+    s->is_decoding = false;
     s->valid_start = s->page_from = s->snapshot_at = 0;
     s->epoch++;
 }
@@ -181,16 +182,30 @@ int32_t di_seq_plan_snapshots(di_core *c, di_step *step, di_sequence *s, int64_t
         if (border - c->model.window < pos0 && pos0 > 0)
             step->slot_copies[step->n_slot_copies++] = (di_copy){.dst = slot, .src = s->slot};
         step->snapshot_of[step->n_snapshots] =
-            (di_step_snapshot){.seq = s, .epoch = s->epoch, .slot = slot, .n_blocks = (int32_t)b};
+            (di_step_snapshot){.seq = s, .epoch = s->epoch, .slot = slot, .n_blocks = (int32_t)b, .is_taken = true};
         step->snapshots[step->n_snapshots++] = (di_ring_snapshot){.at = border, .slot = slot};
     }
     return step->n_snapshots - first;
 }
 
+int32_t di_seq_plan_snapshot(di_core *c, di_step *step, di_sequence *s, int64_t end) {
+    int64_t b = (s->n_tokens - 1) / DI_PAGE_TOKENS + 1, border = b * DI_PAGE_TOKENS;
+    if (!c->prefix || c->options.n_snapshots == 0 || border > end || !wants_snapshot(c, s, border))
+        return -1;
+    int32_t slot = di_prefix_snapshot_reserve(c->prefix);
+    if (slot < 0)
+        return -1;
+    step->snapshot_of[step->n_snapshots] =
+        (di_step_snapshot){.seq = s, .epoch = s->epoch, .slot = slot, .n_blocks = (int32_t)b};
+    step->snapshots[step->n_snapshots] = (di_ring_snapshot){.at = border, .slot = slot};
+    return step->n_snapshots++;
+}
+
 void di_step_keep_snapshots(di_core *c, di_step *step) {
     for (int32_t i = 0; i < step->n_snapshots; i++) {
         const di_step_snapshot *t = &step->snapshot_of[i];
-        bool is_good = !step->error.code && t->epoch == t->seq->epoch && t->n_blocks <= t->seq->chain.n_shared;
+        bool is_good =
+            t->is_taken && !step->error.code && t->epoch == t->seq->epoch && t->n_blocks <= t->seq->chain.n_shared;
         if (is_good) {
             di_prefix_snapshot_attach(c->prefix, &t->seq->chain, t->n_blocks, t->slot);
         } else {
@@ -210,8 +225,12 @@ static const char *check_sequence(const di_core *c, const di_sequence *s) {
         return "between two turns a sequence is in one step at most";
     if (s->n_tokens != s->gen.n_prompt + s->gen.n_tokens || s->gen.n_tokens > s->sampling.max_tokens)
         return "tokens are the prompt and the answer, which is no longer than allowed";
-    if (s->n_done > s->n_sched || s->n_sched > s->n_tokens + s->n_coming)
+    if (s->n_done > s->n_sched || s->n_sched > s->n_tokens)
         return "rows are done after they were launched, and launched for tokens that exist";
+    if (s->is_decoding && (!is_running || s->n_sched + 1 < s->n_tokens))
+        return "a sequence that decodes runs, with all its rows but the last";
+    if (s->state == DI_SEQ_WAITING && s->item.is_ready != (s->n_flight == 0))
+        return "what gave up its memory is admitted again when no step has it";
     if (s->n_done > s->n_tokens)
         return "rows that are done have known tokens";
     if (is_running != (s->slot >= 0) || (!is_running && s->n_blocks > 0))

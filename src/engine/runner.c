@@ -1,77 +1,15 @@
 /* The runner: a thread that takes steps in order, runs their forward and draws their tokens.
  *
  * Of a step it runs first the copies (forks, restored windows), then the forward, then, once the engine's thread has
- * filled the arguments, the sampling; each drawn token is written into its sequence's token array at once, where the
- * next step's forward reads it. So the next step can start before the engine's thread has looked at this one. Steps run
- * strictly one after another: memory that was given back while a step was here is written by later steps only.
+ * filled the arguments, the sampling (draw.c) and a drafting round; each token is written into its sequence's token
+ * array at once, where the next step's forward reads it. So the next step can start before the engine's thread has
+ * looked at this one. Where a decoding sequence stands is known here alone: how many drafts it verifies and at which
+ * position its rows begin is settled when its step starts. Steps run strictly one after another: memory that was given
+ * back while a step was here is written by later steps only.
  *
- * Rows are sampled on the device's host threads, each with scratch of its own. Results lie in the step's rows; nothing
- * here knows what a token means. */
+ * Rows are sampled on the device's host threads, each with scratch of its own. Results lie beside the step's rows;
+ * nothing here knows what a token means. */
 #include "engine_internal.h"
-
-/* ---- sampling ---- */
-
-typedef struct sample_job {
-    di_runner *runner;
-    di_step *step;
-    const float *logits; /* device */
-} sample_job;
-
-static di_status draw(const sample_job *job, const di_step_row *row, int worker, di_step_result *result,
-                      di_error *err) {
-    di_runner *r = job->runner;
-    const di_sequence *s = row->seq;
-    float *logits = r->rows[worker];
-    di_status st = r->backend->device->download(r->device, logits, job->logits + (int64_t)row->logits_row * r->n_vocab,
-                                                (size_t)r->n_vocab * sizeof *logits, err);
-    if (st)
-        return st;
-    di_logprob *top = row->n_top > 0 ? job->step->tops + row->top_at : NULL;
-    if (row->is_prompt)
-        return di_logprobs_of(&r->samplers[worker], logits, r->n_vocab, row->forced, DI_MAX(row->n_top, 0),
-                              &result->logprob, top, err);
-    di_sample_args args = {
-        .sampling = &s->sampling,
-        .logits = logits,
-        .n_vocab = r->n_vocab,
-        .seed = s->seed,
-        .position = (uint64_t)row->position,
-        .n_output = row->position - s->n_prompt,
-        .eos_id = r->eos_id,
-        .blacklist = r->blacklist,
-        .history = s->has_history ? &s->history : NULL,
-        .forced = row->forced,
-        .logprob = row->n_top >= 0 ? &result->logprob : NULL,
-        .top = top,
-    };
-    return di_sample(&r->samplers[worker], &args, &result->token, err);
-}
-
-static void sample_row(void *ctx, int64_t part, int64_t n_parts, int worker) {
-    (void)n_parts;
-    const sample_job *job = ctx;
-    const di_step_row *row = &job->step->samples[part];
-    di_step_result *result = &job->step->results[part];
-    if (row->is_skipped)
-        return;
-    result->status = draw(job, row, worker, result, &job->step->errors[part]);
-    if (row->is_prompt)
-        return;
-    /* A forward that is formed already reads a token here; what it makes of a row that failed is dropped. */
-    if (result->status)
-        result->token = 0;
-    row->seq->tokens[row->position] = result->token;
-}
-
-static void sample(di_runner *r, di_step *step, const float *logits) {
-    sample_job job = {r, step, logits};
-    if (step->n_samples > 1 && r->n_workers > 1) {
-        r->backend->device->host_run(r->device, sample_row, &job, step->n_samples);
-        return;
-    }
-    for (int32_t i = 0; i < step->n_samples; i++)
-        sample_row(&job, i, step->n_samples, 0);
-}
 
 /* ---- one step ---- */
 
@@ -88,16 +26,62 @@ static di_status copy_units(const di_runner *r, uint8_t *base, size_t unit_bytes
     return DI_OK;
 }
 
-static di_status forward(const di_runner *r, di_step *step, float **logits) {
+/* The rows of a decoding sequence, now that it is known where they begin; false: none are needed. */
+static di_status settle(di_runner *r, di_step *step, int32_t k, bool *is_there) {
+    di_step_seq *q = &step->seqs[k];
+    di_seq_rows *rows = &step->rows[k];
+    const di_sequence *s = q->seq;
+    *is_there = true;
+    if (!q->is_decoding)
+        return DI_OK;
+    *is_there = s->golden <= s->n_prompt + s->sampling.max_tokens - 2;
+    if (!*is_there)
+        return DI_OK;
+    rows->pos0 = s->golden;
+    rows->n_rows = rows->n_logits = 1 + q->n_drafts;
+    rows->n_snapshots = 0;
+    for (int32_t j = 0; j <= q->n_drafts; j++)
+        step->samples[q->sample_at + j].position = s->golden + 1 + j;
+    if (q->snapshot_at < 0)
+        return DI_OK;
+    const di_ring_snapshot *snapshot = &step->snapshots[q->snapshot_at];
+    if (snapshot->at <= rows->pos0 || snapshot->at > rows->pos0 + rows->n_rows)
+        return DI_OK;
+    rows->snapshots = snapshot;
+    rows->n_snapshots = 1;
+    step->snapshot_of[q->snapshot_at].is_taken = true;
+    di_copy copy = {.dst = snapshot->slot, .src = rows->slot};
+    return copy_units(r, r->kv->states, r->kv->slot_bytes, &copy, 1, &step->error);
+}
+
+static di_status forward(di_runner *r, di_step *step, float **logits) {
     di_error *err = &step->error;
     di_status st = copy_units(r, r->kv->pages, r->kv->page_bytes, step->page_copies, step->n_page_copies, err);
     if (!st)
         st = copy_units(r, r->kv->states, r->kv->slot_bytes, step->slot_copies, step->n_slot_copies, err);
-    if (st || step->n_seqs == 0)
+    if (st)
         return st;
+    di_step_plan(r, step);
+    int32_t n = 0, n_logits = 0;
+    step->rows_run = step->context_run = 0;
+    for (int32_t k = 0; k < step->n_seqs; k++) {
+        bool is_there;
+        if ((st = settle(r, step, k, &is_there)))
+            return st;
+        step->seqs[k].logits_at = is_there ? n_logits : -1;
+        if (!is_there)
+            continue;
+        r->batch[n] = step->rows[k];
+        n_logits += r->batch[n].n_logits;
+        step->rows_run += r->batch[n].n_rows;
+        step->context_run += r->batch[n].pos0 + r->batch[n].n_rows;
+        n++;
+    }
+    if (n == 0)
+        return DI_OK;
     di_batch batch = {
-        .n_seqs = step->n_seqs,
-        .seqs = step->rows,
+        .n_seqs = n,
+        .seqs = r->batch,
         .replay = r->replay,
         .pages = r->kv->pages,
         .slots = r->kv->states,
@@ -108,14 +92,18 @@ static di_status forward(const di_runner *r, di_step *step, float **logits) {
 static void trace_step(const di_runner *r, const di_step *step) {
     if (!r->trace)
         return;
-    di_trace_arg args[] = {{"sequences", step->n_seqs}, {"rows", step->n_rows}, {"prompt_rows", step->n_prompt_rows}};
+    di_trace_arg args[] = {{"sequences", step->n_seqs}, {"rows", step->rows_run}, {"prompt_rows", step->n_prompt_rows}};
     di_trace_span(r->trace, DI_TRACE_RUNNER, "forward", step->start_ns, step->forward_ns, (int)DI_COUNT(args), args);
     di_trace_arg drawn[] = {{"rows", step->n_samples}};
-    di_trace_span(r->trace, DI_TRACE_RUNNER, "sample", step->sample_ns, step->end_ns, 1, drawn);
+    di_trace_span(r->trace, DI_TRACE_RUNNER, "sample", step->sample_ns, step->drawn_ns, 1, drawn);
+    di_trace_arg drafted[] = {{"sequences", step->n_drafters}};
+    if (step->n_drafters > 0)
+        di_trace_span(r->trace, DI_TRACE_RUNNER, "draft", step->drawn_ns, step->end_ns, 1, drafted);
 }
 
 static void run(di_runner *r, di_step *step) {
     float *logits = NULL;
+    r->n_steps++;
     step->start_ns = di_clock_ns();
     step->error.code = forward(r, step, &logits);
     step->forward_ns = di_clock_ns();
@@ -126,7 +114,13 @@ static void run(di_runner *r, di_step *step) {
     pthread_mutex_unlock(&r->mutex);
     step->sample_ns = waits ? di_clock_ns() : step->forward_ns;
     if (!step->error.code && step->n_samples > 0)
-        sample(r, step, logits);
+        di_step_draw(r, step, logits);
+    step->drawn_ns = di_clock_ns();
+    if (!step->error.code && r->n_drafts > 0)
+        di_spec_cost_learn_step(&r->cost, step->rows_run, step->context_run,
+                                step->forward_ns - step->start_ns + step->drawn_ns - step->sample_ns);
+    di_step_draft(r, step);
+    step->draft_error = di_spec_calibration_error(&r->calibration, -1);
     step->end_ns = di_clock_ns();
     trace_step(r, step);
 }
@@ -197,16 +191,38 @@ static di_status start(di_runner *r, di_error *err) {
     return e ? di_fail(err, DI_ERR_INTERNAL, "runner: no thread: %s", strerror(e)) : DI_OK;
 }
 
+static di_status make_drafting(di_runner *r, di_error *err) {
+    size_t n = (size_t)r->seqs_max;
+    r->batch = calloc(n, sizeof *r->batch);
+    r->plan_seqs = calloc(n, sizeof *r->plan_seqs);
+    r->plan = calloc(n, sizeof *r->plan);
+    r->plan_scratch = malloc(di_spec_scratch_bytes(r->seqs_max, DI_MAX(r->n_drafts, 1)));
+    r->draft_seqs = calloc(n, sizeof *r->draft_seqs);
+    r->drafters = calloc(n, sizeof(di_sequence *));
+    r->draft_prev = calloc(n, sizeof *r->draft_prev);
+    r->draft_conf = calloc(n, sizeof *r->draft_conf);
+    r->draft_errors = calloc(n, sizeof *r->draft_errors);
+    if (!r->batch || !r->plan_seqs || !r->plan || !r->plan_scratch || !r->draft_seqs || !r->drafters ||
+        !r->draft_prev || !r->draft_conf || !r->draft_errors)
+        return di_fail(err, DI_ERR_MEMORY, "drafting for %zu sequences", n);
+    r->rate = 0.7;
+    if (r->n_drafts > 0)
+        di_spec_calibration_init(&r->calibration, r->n_drafts, NULL);
+    return DI_OK;
+}
+
 di_status di_runner_init(di_runner *r, di_error *err) {
     int n = r->backend->device->host_threads(r->device);
+    di_status st = make_drafting(r, err);
+    if (st)
+        return st;
     r->samplers = calloc((size_t)n, sizeof *r->samplers);
     r->rows = calloc((size_t)n, sizeof *r->rows);
     if (!r->samplers || !r->rows)
         return di_fail(err, DI_ERR_MEMORY, "samplers of %d threads", n);
     r->n_workers = n;
     for (int i = 0; i < n; i++) {
-        di_status st = di_sampler_reserve(&r->samplers[i], r->n_vocab, err);
-        if (st)
+        if ((st = di_sampler_reserve(&r->samplers[i], r->n_vocab, err)))
             return st;
         if (!(r->rows[i] = malloc((size_t)r->n_vocab * sizeof(float))))
             return di_fail(err, DI_ERR_MEMORY, "a row of %d logits", r->n_vocab);
@@ -233,5 +249,14 @@ void di_runner_deinit(di_runner *r) {
     }
     free(r->samplers);
     free(r->rows);
+    free(r->batch);
+    free(r->plan_seqs);
+    free(r->plan);
+    free(r->plan_scratch);
+    free(r->draft_seqs);
+    free(r->drafters);
+    free(r->draft_prev);
+    free(r->draft_conf);
+    free(r->draft_errors);
     *r = (di_runner){0};
 }

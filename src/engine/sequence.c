@@ -222,7 +222,7 @@ static di_status make_tokens(di_sequence *s, const di_submission *sub, di_error 
             "raise --kv-memory",
             (long long)n_prompt, (long long)max_tokens, (long long)n_blocks, c->kv.blocks.n_units);
     s->blocks_max = (int32_t)n_blocks;
-    s->tokens = malloc((size_t)n_tokens * sizeof *s->tokens);
+    s->tokens = malloc((size_t)(n_tokens + c->options.draft_tokens + 1) * sizeof *s->tokens);
     s->blocks = malloc((size_t)n_blocks * sizeof *s->blocks);
     if (!s->tokens || !s->blocks)
         return di_fail(err, DI_ERR_MEMORY, "sequence of %lld tokens", (long long)n_tokens);
@@ -257,6 +257,7 @@ static di_status fill(di_sequence *s, const di_submission *sub, int32_t index, d
     s->n_force = sub->n_force;
     s->force_after = sub->force_after;
     s->n_forced_first = sub->n_forced_first;
+    s->may_draft = c->options.draft_tokens > 0 && s->n_force == 0 && s->n_forced_first == 0;
     s->n_units = sub->n_units;
     s->has_history = di_sampling_needs_history(&s->sampling);
     if (s->has_history && di_sampling_needs_prompt_history(&s->sampling) &&

@@ -20,16 +20,14 @@ enum { BORDER_AHEAD = 16 }; /* rows before a block's end from which on its seque
 di_status di_step_init(di_step *step, const di_core *c, di_error *err) {
     size_t n = (size_t)c->options.seqs_max;
     size_t n_snapshots = (size_t)(c->options.batch_tokens_max / DI_PAGE_TOKENS) + n;
-    size_t n_samples = (size_t)c->options.logits_max + n;
-    step->seqs = calloc(n, sizeof(di_sequence *));
-    step->epochs = calloc(n, sizeof *step->epochs);
+    size_t n_samples = (size_t)c->options.logits_max + n * (2 + (size_t)c->options.draft_tokens);
+    step->seqs = calloc(n, sizeof *step->seqs);
     step->rows = calloc(n, sizeof *step->rows);
     /* Room for the longest tables; what is never used is never touched. */
     size_t table = (size_t)di_kv_blocks_for(c->options.context_max), table_bytes;
     if (!di_size_mul3(&table_bytes, n, table, sizeof *step->blocks))
         return di_fail(err, DI_ERR_RANGE, "block tables of %zu sequences", n);
     step->blocks = malloc(table_bytes);
-    step->blocks_at = calloc(n, sizeof *step->blocks_at);
     step->page_copies = calloc(n, sizeof *step->page_copies);
     step->slot_copies = calloc(2 * n + n_snapshots, sizeof *step->slot_copies);
     step->snapshots = calloc(n_snapshots, sizeof *step->snapshots);
@@ -37,18 +35,15 @@ di_status di_step_init(di_step *step, const di_core *c, di_error *err) {
     step->samples = calloc(n_samples, sizeof *step->samples);
     step->results = calloc(n_samples, sizeof *step->results);
     step->errors = calloc(n_samples, sizeof *step->errors);
-    if (!step->blocks || !step->seqs || !step->epochs || !step->rows || !step->blocks_at || !step->page_copies ||
-        !step->slot_copies || !step->snapshots || !step->snapshot_of || !step->samples || !step->results ||
-        !step->errors)
+    if (!step->blocks || !step->seqs || !step->rows || !step->page_copies || !step->slot_copies || !step->snapshots ||
+        !step->snapshot_of || !step->samples || !step->results || !step->errors)
         return di_fail(err, DI_ERR_MEMORY, "steps of %zu sequences", n);
     return DI_OK;
 }
 
 void di_step_deinit(di_step *step) {
     free(step->seqs);
-    free(step->epochs);
     free(step->rows);
-    free(step->blocks_at);
     free(step->blocks);
     free(step->page_copies);
     free(step->slot_copies);
@@ -187,6 +182,7 @@ static void preempt(di_core *c, di_sequence *s) {
     s->gen.n_preempted++;
     c->stats.n_preempted++;
     s->item.is_resumed = true;
+    s->item.is_ready = s->n_flight == 0; /* what is on its way belongs to what is run again */
     enqueue(c, s);
 }
 
@@ -221,20 +217,31 @@ static void end_from_outside(di_core *c) {
 /* ---- forming ------------------------------------------------------------------------------------------------------
  */
 
-/* Rows that could be run now: tokens that are known or on their way and have not been run. None where the answer is as
- * long as it may be with what is on its way. */
+/* Rows that could be run now: of a prompt, or of what is run again, those that have not been; of a sequence that
+ * decodes one, its newest token's, unless the answer is as long as it may be with what is on its way. */
 static int64_t rows_left(const di_sequence *s) {
-    if (s->gen.n_tokens + s->n_coming >= s->sampling.max_tokens)
-        return 0;
-    return s->n_tokens + s->n_coming - s->n_sched;
+    if (s->is_decoding)
+        return s->gen.n_tokens + s->n_coming < s->sampling.max_tokens;
+    return s->n_tokens - s->n_sched;
+}
+
+/* Rows of a decoding sequence, its next one included, if every draft that is with the runner holds. */
+static int64_t rows_at_most(const di_sequence *s) {
+    int64_t n = s->n_tokens + (s->n_coming ? 1 + s->drafts_asked : 0);
+    return DI_MIN(n, s->n_prompt + s->sampling.max_tokens - 1);
 }
 
 /* Gives every decoding sequence the block for its next row. */
 static void grow_running(di_core *c) {
     for (int32_t i = 0; i < c->n_running;) {
         di_sequence *s = c->running[i];
-        int64_t n = s->n_sched + 1;
-        if (rows_left(s) != 1 || n <= (int64_t)s->n_blocks * DI_PAGE_TOKENS || di_seq_grow(c, s, n)) {
+        int64_t n = s->is_decoding && rows_left(s) ? rows_at_most(s) : 0;
+        if (n <= (int64_t)s->n_blocks * DI_PAGE_TOKENS || di_seq_grow(c, s, n)) {
+            /* Drafts may reach into a block behind: only where there is plenty. */
+            int64_t more = DI_MIN(n + c->options.draft_tokens, s->n_prompt + s->sampling.max_tokens - 1);
+            if (n > 0 && s->may_draft && more > (int64_t)s->n_blocks * DI_PAGE_TOKENS &&
+                c->kv.blocks.n_free + di_prefix_idle(c->prefix) > c->n_running)
+                (void)di_seq_grow(c, s, more);
             i++;
             continue;
         }
@@ -269,9 +276,10 @@ static bool scores_prompt(const di_sequence *s) {
 }
 
 /* The next row of the step's samples. */
-static di_step_row *add_sample(di_step *step, di_sequence *s, int64_t logits_row, int64_t position) {
+static di_step_row *add_sample(di_step *step, di_sequence *s, int32_t seq_idx, int64_t logits_row, int64_t position) {
     di_step_row *row = &step->samples[step->n_samples++];
     row->seq = s;
+    row->seq_idx = seq_idx;
     row->logits_row = (int32_t)logits_row;
     row->position = position;
     row->is_prompt = row->is_skipped = false;
@@ -282,7 +290,7 @@ static di_step_row *add_sample(di_step *step, di_sequence *s, int64_t logits_row
 }
 
 /* Samples beside s, whose prompt ends in this step: they draw their first token from the same row of logits. */
-static void fork_held(di_core *c, di_step *step, di_sequence *s, int64_t logits_row) {
+static void fork_held(di_core *c, di_step *step, di_sequence *s, int32_t seq_idx, int64_t logits_row) {
     int64_t n_reserved = reserved_blocks(c);
     for (di_sequence *held = s->held, *next; held; held = next) {
         next = held->next_held;
@@ -296,23 +304,42 @@ static void fork_held(di_core *c, di_step *step, di_sequence *s, int64_t logits_
         held->gen.start_ns = s->gen.start_ns;
         held->n_flight++;
         held->n_coming++;
-        add_sample(step, held, logits_row, held->n_tokens)->fork_of = s;
+        held->is_decoding = true;
+        held->drafts_asked = 0;
+        add_sample(step, held, seq_idx, logits_row, held->n_tokens)->fork_of = s;
     }
     release_held(c, s);
 }
 
-/* Puts n rows of s into the step. */
-static void add_rows(di_core *c, di_step *step, di_sequence *s, int64_t n) {
-    int64_t pos0 = s->n_sched, end = pos0 + n, n_known = s->n_tokens + s->n_coming;
-    int32_t n_blocks = (int32_t)di_kv_blocks_for(end), k = step->n_seqs;
+/* A place in the step for s with its first n_blocks blocks; the rows are the caller's. */
+static int32_t add_seq(di_step *step, di_sequence *s, int32_t n_blocks) {
+    int32_t k = step->n_seqs++;
     keep_table(step, s, n_blocks);
-    bool draws = end == n_known;
+    step->seqs[k] = (di_step_seq){.seq = s,
+                                  .epoch = s->epoch,
+                                  .blocks_at = step->n_blocks - (size_t)n_blocks,
+                                  .sample_at = -1,
+                                  .snapshot_at = -1};
+    step->follows = step->follows || s->n_flight > 0;
+    s->n_flight++;
+    return k;
+}
+
+static void count_rows(di_core *c, di_step *step, di_sequence *s, int64_t n, int64_t end) {
+    step->n_rows += (int32_t)n;
+    step->context_sum += end;
+    step->context_max = DI_MAX(step->context_max, end);
+    di_sched_charge(&c->queue, &s->item, n);
+}
+
+/* Puts the next n rows of a prompt, or of what is run again, into the step. */
+static void add_rows(di_core *c, di_step *step, di_sequence *s, int64_t n) {
+    int64_t pos0 = s->n_sched, end = pos0 + n;
+    bool draws = end == s->n_tokens;
     int64_t n_scored = scores_prompt(s) ? n : 0, n_logits = n_scored > 0 ? n : draws;
-    int32_t first_snapshot = step->n_snapshots;
+    int32_t n_blocks = (int32_t)di_kv_blocks_for(end), first_snapshot = step->n_snapshots;
     int32_t n_snapshots = di_seq_plan_snapshots(c, step, s, pos0, n);
-    step->seqs[k] = s;
-    step->epochs[k] = s->epoch;
-    step->blocks_at[k] = step->n_blocks - (size_t)n_blocks;
+    int32_t k = add_seq(step, s, n_blocks);
     step->rows[k] = (di_seq_rows){
         .tokens = s->tokens,
         .pos0 = pos0,
@@ -326,30 +353,51 @@ static void add_rows(di_core *c, di_step *step, di_sequence *s, int64_t n) {
         .n_snapshots = n_snapshots,
         .snapshots = step->snapshots + first_snapshot,
     };
-    step->n_seqs++;
-    step->n_rows += (int32_t)n;
-    step->context_sum += end;
-    step->context_max = DI_MAX(step->context_max, end);
-    step->follows = step->follows || s->n_flight > 0;
-    int64_t in_prompt = DI_MAX(DI_MIN(end, s->gen.n_prompt) - pos0, 0);
+    count_rows(c, step, s, n, end);
+    int64_t in_prompt = DI_MAX(DI_MIN(end, s->n_prompt) - pos0, 0);
     step->n_prompt_rows += in_prompt;
     c->stats.prompt_tokens += in_prompt;
-    di_sched_charge(&c->queue, &s->item, n);
-
-    for (int64_t i = 0; i < n_scored && pos0 + i + 1 < s->gen.n_prompt; i++) {
-        di_step_row *row = add_sample(step, s, step->n_logits + i, pos0 + i + 1);
+    for (int64_t i = 0; i < n_scored && pos0 + i + 1 < s->n_prompt; i++) {
+        di_step_row *row = add_sample(step, s, k, i, pos0 + i + 1);
         row->is_prompt = true;
         row->forced = s->tokens[pos0 + i + 1];
     }
     s->n_sched = end;
-    s->n_flight++;
     step->n_logits += n_logits;
-    if (draws) {
-        add_sample(step, s, step->n_logits - 1, n_known);
-        s->n_coming++;
-        if (s->held)
-            fork_held(c, step, s, step->n_logits - 1);
-    }
+    if (!draws)
+        return;
+    add_sample(step, s, k, n_logits - 1, end);
+    s->is_decoding = true;
+    s->n_coming++;
+    s->drafts_asked = 0;
+    if (s->held)
+        fork_held(c, step, s, k, n_logits - 1);
+}
+
+/* Puts the row of a decoding sequence's newest token into the step, and room for drafts behind it. */
+static void add_decoding(di_core *c, di_step *step, di_sequence *s) {
+    int64_t end = rows_at_most(s);
+    int32_t n_drafts = s->may_draft ? c->options.draft_tokens : 0;
+    int32_t snapshot = di_seq_plan_snapshot(c, step, s, end + n_drafts);
+    int32_t k = add_seq(step, s, s->n_blocks);
+    step->seqs[k].is_decoding = true;
+    step->seqs[k].drafts_max = n_drafts;
+    step->seqs[k].sample_at = step->n_samples;
+    step->seqs[k].snapshot_at = snapshot;
+    step->rows[k] = (di_seq_rows){
+        .tokens = s->tokens,
+        .slot = s->slot,
+        .n_blocks = s->n_blocks,
+        .rect = s->rect,
+        .valid_start = s->valid_start,
+        .page_from = s->page_from,
+    };
+    count_rows(c, step, s, 1, end);
+    for (int32_t j = 0; j <= n_drafts; j++)
+        add_sample(step, s, k, j, 0);
+    step->n_logits++;
+    s->n_coming++;
+    s->drafts_asked = n_drafts;
 }
 
 /* What the step may still take. */
@@ -437,12 +485,12 @@ static void form(di_core *c, di_step *step) {
     for (int32_t i = 0; i < n_running; i++) {
         di_sequence *s = c->running[i];
         int64_t n = rows_left(s);
-        if (n > 1) {
+        if (n > 0 && !s->is_decoding) {
             n_chunking++;
             if (!first || di_sched_precedes(&s->item, &first->item))
                 first = s;
-        } else if (n == 1) {
-            add_rows(c, step, s, 1);
+        } else if (n > 0) {
+            add_decoding(c, step, s);
             b.rows--;
             b.logits--;
         }
@@ -460,7 +508,7 @@ static void form(di_core *c, di_step *step) {
         first = NULL;
         for (int32_t i = 0; i < c->n_running; i++) {
             di_sequence *s = c->running[i];
-            if (s->n_sched < s->n_tokens - 1 && di_sched_precedes(&last->item, &s->item) && rows_left(s) > 1 &&
+            if (!s->is_decoding && rows_left(s) > 0 && di_sched_precedes(&last->item, &s->item) &&
                 (!first || di_sched_precedes(&s->item, &first->item)))
                 first = s;
         }
@@ -468,7 +516,8 @@ static void form(di_core *c, di_step *step) {
     if (head)
         admit(c, step, &b, NULL);
     for (int32_t k = 0; k < step->n_seqs; k++)
-        step->rows[k].blocks = step->blocks + step->blocks_at[k];
+        step->rows[k].blocks = step->blocks + step->seqs[k].blocks_at;
+    step->spare_rows = DI_MAX(DI_MIN(b.rows, b.logits), 0);
     if (step->n_seqs == 0) { /* not launched, and nothing was forked: the copies wait for the next one */
         c->n_late_page_copies = n_late_pages;
         c->n_late_slot_copies = n_late_slots;
@@ -476,6 +525,11 @@ static void form(di_core *c, di_step *step) {
 }
 
 /* ---- sampling's arguments ---- */
+
+/* The row of logits that the sequence's next token is drawn from: drafts have later ones. */
+static int32_t first_row(const di_step *step, const di_step_row *row) {
+    return step->seqs[row->seq_idx].is_decoding ? 0 : row->logits_row;
+}
 
 /* Once the tokens before are committed: what each row of the step is drawn with. */
 static void fill_samples(di_core *c, di_step *step) {
@@ -487,10 +541,8 @@ static void fill_samples(di_core *c, di_step *step) {
         if (row->is_skipped)
             continue;
         row->n_top = row->is_prompt ? s->sampling.n_prompt_logprobs : s->sampling.n_logprobs;
-        if (!row->is_prompt) {
-            DI_ASSERT(s->n_tokens == row->position);
+        if (!row->is_prompt && row->logits_row == first_row(step, row))
             row->forced = di_sequence_forced(s);
-        }
         if (row->n_top <= 0)
             continue;
         size_t n = step->n_tops + (size_t)row->n_top;
@@ -512,6 +564,13 @@ static void fill_samples(di_core *c, di_step *step) {
     }
 }
 
+/* A step that held s is over. */
+static void land(di_sequence *s) {
+    s->n_flight--;
+    if (s->state == DI_SEQ_WAITING && s->n_flight == 0)
+        s->item.is_ready = true;
+}
+
 /* ---- committing ---------------------------------------------------------------------------------------------------
  */
 
@@ -524,25 +583,11 @@ static void take_first_token(di_core *c, di_sequence *s) {
         c->stats.ttft_goal_missed++;
 }
 
-static void commit_row(di_core *c, const di_step *step, int32_t i, int64_t now_ns) {
+static void commit_token(di_core *c, const di_step *step, int32_t i, int64_t now_ns) {
     const di_step_row *row = &step->samples[i];
     const di_step_result *result = &step->results[i];
     di_sequence *s = row->seq;
-    const di_logprob *top = row->n_top > 0 ? step->tops + row->top_at : NULL;
-    bool is_over = di_sequence_is_finished(s);
-    if (row->is_prompt) {
-        if (is_over || row->is_skipped)
-            return;
-        if (result->status)
-            di_sequence_fail(s, &step->errors[i]);
-        else
-            di_sequence_prompt_logprobs(s, row->position, result->logprob, top);
-        return;
-    }
-    s->n_coming--;
-    if (row->fork_of)
-        s->n_flight--;
-    if (is_over || row->is_skipped) {
+    if (di_sequence_is_finished(s) || row->is_skipped) {
         c->stats.n_dropped++;
         return;
     }
@@ -550,7 +595,35 @@ static void commit_row(di_core *c, const di_step *step, int32_t i, int64_t now_n
         di_sequence_fail(s, &step->errors[i]);
         return;
     }
-    if (row->fork_of && s->sampling.n_prompt_logprobs >= 0) {
+    s->gen.last_ns = now_ns;
+    if (!s->gen.first_ns) {
+        s->gen.first_ns = now_ns;
+        take_first_token(c, s);
+    }
+    c->stats.output_tokens++;
+    di_sequence_advance(s, result->token, result->logprob, row->n_top > 0 ? step->tops + row->top_at : NULL);
+}
+
+static void commit_prompt(const di_step *step, int32_t i) {
+    const di_step_row *row = &step->samples[i];
+    const di_step_result *result = &step->results[i];
+    if (di_sequence_is_finished(row->seq) || row->is_skipped)
+        return;
+    if (result->status)
+        di_sequence_fail(row->seq, &step->errors[i]);
+    else
+        di_sequence_prompt_logprobs(row->seq, row->position, result->logprob,
+                                    row->n_top > 0 ? step->tops + row->top_at : NULL);
+}
+
+/* The first token behind a prompt. */
+static void commit_first(di_core *c, const di_step *step, int32_t i, int64_t now_ns) {
+    const di_step_row *row = &step->samples[i];
+    di_sequence *s = row->seq;
+    s->n_coming--;
+    if (row->fork_of)
+        land(s);
+    if (row->fork_of && s->sampling.n_prompt_logprobs >= 0 && !di_sequence_is_finished(s)) {
         const di_generation *leader = &row->fork_of->gen;
         if (leader->finish == DI_FINISH_ERROR && leader->n_tokens == 0) { /* some of the prompt was not scored */
             di_sequence_fail(s, &leader->error);
@@ -558,13 +631,27 @@ static void commit_row(di_core *c, const di_step *step, int32_t i, int64_t now_n
         }
         di_sequence_copy_prompt_logprobs(s, row->fork_of);
     }
-    s->gen.last_ns = now_ns;
-    if (!s->gen.first_ns) {
-        s->gen.first_ns = now_ns;
-        take_first_token(c, s);
+    commit_token(c, step, i, now_ns);
+}
+
+static void commit_decoding(di_core *c, const di_step *step, const di_step_seq *q, int64_t now_ns) {
+    di_sequence *s = q->seq;
+    di_core_stats *st = &c->stats;
+    s->n_coming--;
+    if (di_sequence_is_finished(s)) {
+        st->n_dropped += q->logits_at >= 0;
+        return;
     }
-    c->stats.output_tokens++;
-    di_sequence_advance(s, result->token, result->logprob, top);
+    for (int32_t j = 0; j < q->n_new; j++)
+        commit_token(c, step, q->sample_at + j, now_ns);
+    for (int32_t j = 0; j < q->n_drafts && q->n_new > 0; j++) {
+        st->verified_at[j]++;
+        st->accepted_at[j] += j < q->n_new - 1;
+        st->draft_tokens++;
+        st->accepted_tokens += j < q->n_new - 1;
+    }
+    s->gen.n_drafts += q->n_new > 0 ? q->n_drafts : 0;
+    s->gen.n_accepted += DI_MAX(q->n_new - 1, 0);
 }
 
 static void count_step(di_core *c, const di_step *step) {
@@ -575,42 +662,58 @@ static void count_step(di_core *c, const di_step *step) {
     else
         st->n_decode_steps++;
     st->forward_ns += step->forward_ns - step->start_ns;
-    st->sample_ns += step->end_ns - step->sample_ns;
+    st->sample_ns += step->drawn_ns - step->sample_ns;
+    st->draft_ns += step->end_ns - step->drawn_ns;
+    st->n_draft_rounds += step->n_drafters;
+    st->draft_error = step->draft_error;
     if (step->follows)
         st->wait_ns += DI_MAX(step->start_ns - c->last_end_ns, 0) + (step->sample_ns - step->forward_ns);
     c->last_end_ns = step->end_ns;
-    st->context_sum = step->context_sum;
+    st->context_sum = step->context_run;
     st->context_max = step->context_max;
-    st->step_rows = step->n_rows;
-    di_pace_learn(&c->pace, step->n_prompt_rows, step->n_rows - step->n_prompt_rows, step->end_ns - step->start_ns);
+    st->step_rows = step->rows_run;
+    di_pace_learn(&c->pace, step->n_prompt_rows, step->rows_run - step->n_prompt_rows, step->end_ns - step->start_ns);
 }
 
 static void commit(di_core *c, di_step *step) {
     count_step(c, step);
     for (int32_t k = 0; k < step->n_seqs; k++) {
-        di_sequence *s = step->seqs[k];
-        s->n_flight--;
-        if (step->error.code) {
-            di_sequence_fail(s, &step->error);
-        } else if (step->epochs[k] == s->epoch) {
-            s->n_done += step->rows[k].n_rows;
-            di_seq_publish(c, s);
-        }
-    }
-    di_step_keep_snapshots(c, step);
-    for (int32_t i = 0; i < step->n_samples && step->error.code; i++) {
-        di_sequence_fail(step->samples[i].seq, &step->error); /* forks have no rows of their own */
-        step->samples[i].is_skipped = true;
+        land(step->seqs[k].seq);
+        if (step->error.code)
+            di_sequence_fail(step->seqs[k].seq, &step->error);
     }
     int64_t now_ns = di_clock_ns();
-    for (int32_t i = 0; i < step->n_samples; i++)
-        commit_row(c, step, i, now_ns);
+    for (int32_t i = 0; i < step->n_samples; i++) {
+        di_step_row *row = &step->samples[i];
+        if (step->error.code) {
+            di_sequence_fail(row->seq, &step->error); /* forks have no rows of their own */
+            row->is_skipped = true;
+        }
+        if (row->is_prompt)
+            commit_prompt(step, i);
+        else if (row->fork_of || !step->seqs[row->seq_idx].is_decoding)
+            commit_first(c, step, i, now_ns);
+    }
+    for (int32_t k = 0; k < step->n_seqs; k++) {
+        const di_step_seq *q = &step->seqs[k];
+        di_sequence *s = q->seq;
+        if (q->is_decoding)
+            commit_decoding(c, step, q, now_ns);
+        if (step->error.code || q->epoch != s->epoch)
+            continue;
+        s->n_done = q->is_decoding ? s->n_tokens - 1 : s->n_done + step->rows[k].n_rows;
+        s->n_sched = DI_MAX(s->n_sched, s->n_done);
+        di_seq_publish(c, s);
+    }
+    di_step_keep_snapshots(c, step);
     for (int32_t i = 0; i < step->n_samples; i++) {
         if (di_sequence_is_finished(step->samples[i].seq))
             retire(c, step->samples[i].seq);
     }
-    for (int32_t k = 0; k < step->n_seqs && step->error.code; k++)
-        retire(c, step->seqs[k]);
+    for (int32_t k = 0; k < step->n_seqs; k++) {
+        if (di_sequence_is_finished(step->seqs[k].seq))
+            retire(c, step->seqs[k].seq);
+    }
     reap(c);
 }
 

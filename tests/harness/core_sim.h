@@ -25,10 +25,23 @@ typedef struct sim {
     bool has_failed;           /* the forward before this one */
     int64_t n_forwards;
     int32_t n_seqs_last, rows_last; /* of the last forward */
+    /* the drafting round */
+    bool has_drafts;   /* set before sim_core: there is a draft module */
+    int draft_quality; /* of 8 drafts so many are drawn from the right logits */
+    int draft_fails;   /* a round in so many fails; 0: none */
+    int64_t n_rounds;
+    uint64_t *draft_values;
+    float *draft_logits, *draft_conf;
+    int32_t n_drafters, drafters_cap;
 } sim;
 
 static inline uint64_t sim_value(uint64_t before, int32_t token) {
     return di_mix64(before * 31 + (uint64_t)token + 1);
+}
+
+static inline void sim_logits(uint64_t v, float *out) {
+    for (int32_t t = 0; t < SIM_VOCAB; t++)
+        out[t] = (float)(di_mix64(v + (uint64_t)t * 7919) >> 40) * (8.0f / (1 << 24));
 }
 
 /* The forward runs on the core's thread, where a test can't fail: what is wrong goes to stderr and ends the program.
@@ -86,8 +99,7 @@ static inline void sim_seq(sim *m, const di_batch *batch, const di_seq_rows *q, 
         if (p < end - q->n_logits)
             continue;
         sim_check(q->valid_start == 0 || p >= q->valid_start + SIM_SPAN);
-        for (int32_t t = 0; t < SIM_VOCAB; t++)
-            (*out)[t] = (float)(di_mix64(v + (uint64_t)t * 7919) >> 40) * (8.0f / (1 << 24));
+        sim_logits(v, *out);
         if (is_lost || (m->nan_token && q->tokens[p] == m->nan_token))
             (*out)[SIM_VOCAB / 2] = NAN;
         *out += SIM_VOCAB;
@@ -122,6 +134,47 @@ static inline di_status sim_forward(void *self, const di_batch *batch, float **l
     return DI_OK;
 }
 
+/* The value behind the newest token, from the one that the slot's ring has for the position before. */
+static inline di_status sim_draft_begin(void *self, const di_draft_seq *seqs, int32_t n_seqs, int32_t n_rows,
+                                        uint8_t *slots, di_error *err) {
+    sim *m = self;
+    (void)n_rows;
+    m->n_rounds++;
+    if (m->draft_fails && m->n_rounds % m->draft_fails == 0)
+        return di_fail(err, DI_ERR_DEVICE, "no drafts today");
+    if (n_seqs > m->drafters_cap) {
+        m->drafters_cap = n_seqs;
+        m->draft_values = realloc(m->draft_values, (size_t)n_seqs * sizeof *m->draft_values);
+        m->draft_logits = realloc(m->draft_logits, (size_t)n_seqs * SIM_VOCAB * sizeof *m->draft_logits);
+        m->draft_conf = realloc(m->draft_conf, (size_t)n_seqs * sizeof *m->draft_conf);
+        if (!m->draft_values || !m->draft_logits || !m->draft_conf)
+            return di_fail(err, DI_ERR_MEMORY, "drafts");
+    }
+    m->n_drafters = n_seqs;
+    for (int32_t k = 0; k < n_seqs; k++) {
+        const uint64_t *ring = (const uint64_t *)(const void *)(slots + (size_t)seqs[k].slot * SIM_RING * sizeof *ring);
+        m->draft_values[k] = sim_value(ring[seqs[k].last % SIM_RING], seqs[k].token);
+    }
+    return DI_OK;
+}
+
+static inline di_status sim_draft_next(void *self, int32_t i, const int32_t *prev, float **logits, float **conf,
+                                       di_error *err) {
+    sim *m = self;
+    (void)err;
+    for (int32_t k = 0; k < m->n_drafters; k++) {
+        uint64_t v = i ? sim_value(m->draft_values[k], prev[k]) : m->draft_values[k];
+        bool is_right = (int)(di_mix64(v) % 8) < m->draft_quality;
+        m->draft_values[k] = v;
+        sim_logits(is_right ? v : v + 1, m->draft_logits + (size_t)k * SIM_VOCAB);
+        m->draft_conf[k] =
+            (float)(0.5 + 0.4 * ((double)(di_mix64(v + 99) % 100) / 100 - 0.5) + (is_right ? 0.3 : -0.3));
+    }
+    *logits = m->draft_logits;
+    *conf = m->draft_conf;
+    return DI_OK;
+}
+
 static inline void sim_open(sim *m, int threads) {
     di_error err = {0};
     *m = (sim){0};
@@ -132,11 +185,23 @@ static inline void sim_open(sim *m, int threads) {
 static inline void sim_close(sim *m) {
     m->backend.device->close(m->device);
     free(m->logits);
+    free(m->draft_values);
+    free(m->draft_logits);
+    free(m->draft_conf);
 }
 
 static inline di_core *sim_core(sim *m, const di_core_options *options) {
     di_executor executor = {.self = m, .forward = sim_forward};
-    di_core_model model = {.n_vocab = SIM_VOCAB, .eos_id = SIM_EOS, .window = SIM_WINDOW, .window_span = SIM_SPAN};
+    if (m->has_drafts) {
+        executor.draft_begin = sim_draft_begin;
+        executor.draft_next = sim_draft_next;
+    }
+    di_core_model model = {.n_vocab = SIM_VOCAB,
+                           .eos_id = SIM_EOS,
+                           .window = SIM_WINDOW,
+                           .window_span = SIM_SPAN,
+                           .step_experts = {4, 32, 4},
+                           .draft_experts = {1, 8, 2}};
     di_memory_plan plan = {.page_bytes = DI_PAGE_TOKENS * sizeof(uint64_t), .slot_bytes = SIM_RING * sizeof(uint64_t)};
     di_core *core = NULL;
     di_error err = {0};

@@ -66,7 +66,7 @@ static void usage_errors_have_status_2(void **state) {
         {"run --temperature nan x", "--temperature: found 'nan'"},
         {"run --temperature inf x", "--temperature: found 'inf'"},
         {"run --max-tokens 0 x", "--max-tokens: found '0'"},
-        {"run --draft-tokens 3 x", "unknown option '--draft-tokens'"},
+        {"run --accept coupled x", "unknown option '--accept'"},
         {"run --json-schema f x", "unknown option '--json-schema'"},
         {"run one two", "found 'two'"},
         {"version extra", "'deepinfer version' takes no arguments, found 'extra'"},

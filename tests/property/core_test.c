@@ -169,6 +169,8 @@ static void add_total(const di_core_stats *s) {
     total.cache_evicted_blocks += s->cache_evicted_blocks;
     total.cache_evicted_snapshots += s->cache_evicted_snapshots;
     total.snapshots += s->snapshots;
+    total.draft_tokens += s->draft_tokens;
+    total.accepted_tokens += s->accepted_tokens;
 }
 
 static void traffic_went_through_everything(void **state) {
@@ -177,6 +179,9 @@ static void traffic_went_through_everything(void **state) {
     assert_true(total.n_preempted > 0 && total.n_forked > 0);
     assert_true(total.cached_tokens > 0 && total.recomputed_tokens > 0 && total.cache_hits > 0);
     assert_true(total.cache_evicted_blocks > 0 && total.cache_evicted_snapshots > 0 && total.snapshots > 0);
+    assert_true(total.accepted_tokens > 0 && total.draft_tokens > total.accepted_tokens);
+    print_message("drafts verified %lld, accepted %lld\n", (long long)total.draft_tokens,
+                  (long long)total.accepted_tokens);
     print_message("samples %lld, preempted %lld, forked %lld, cached tokens %lld, run again %lld\n",
                   (long long)total.n_finished, (long long)total.n_preempted, (long long)total.n_forked,
                   (long long)total.cached_tokens, (long long)total.recomputed_tokens);
@@ -188,6 +193,11 @@ DI_PROPERTY(every_sample_is_what_it_is_alone, 150) {
     di_core_options o = random_options(&rng, &prompt_max), all = ample();
     sim m, m_alone;
     sim_open(&m, (int)di_test_random_range(&rng, 1, 2));
+    m.has_drafts = di_test_random(&rng) % 4 != 0;
+    m.draft_quality = (int)di_test_random_range(&rng, 0, 8);
+    m.draft_fails = di_test_random(&rng) % 4 ? 0 : 7;
+    o.draft_tokens = m.has_drafts ? (int32_t)di_test_random_range(&rng, 0, 5) : 0;
+    o.draft_policy = di_test_random(&rng) % 2 ? DI_SPEC_FIXED : DI_SPEC_COST;
     sim_open(&m_alone, 1);
     di_core *core = sim_core(&m, &o), *alone = sim_core(&m_alone, &all);
     request *requests = calloc(REQUESTS_MAX, sizeof *requests);

@@ -95,6 +95,7 @@ static void load_once(void) {
                                    .batch_tokens_max = CONTEXT,
                                    .chunk_max = CONTEXT,
                                    .context_max = CONTEXT,
+                                   .draft_tokens = 5,
                                    .has_prefix_cache = true};
         di_error err = {0};
         di_test_ok(di_load_open(&loaded[i], &options, &err), &err);
@@ -134,6 +135,7 @@ static const sample *alone(bool is_short, int kind, int index) {
     di_core_options o = loaded[0].plan.engine;
     o.seqs_max = 1;
     o.has_prefix_cache = false;
+    o.draft_tokens = 0;
     o.is_sync = true;
     o.replay = is_short ? DI_REPLAY_MASK : DI_REPLAY_OFF;
     o.replay_keep = is_short ? 70 : 0;
@@ -176,6 +178,8 @@ static di_core_options random_options(uint64_t *rng, const di_loaded *l, const s
     o.has_prefix_cache = di_test_random(rng) % 4 != 0;
     o.n_snapshots = di_test_random(rng) % 3 ? (int32_t)di_test_random_range(rng, 1, 8) : 0;
     o.is_sync = di_test_random(rng) % 3 == 0;
+    o.draft_tokens = di_test_random(rng) % 3 ? (int32_t)di_test_random_range(rng, 1, 5) : 0;
+    o.draft_policy = di_test_random(rng) % 2 ? DI_SPEC_FIXED : DI_SPEC_COST;
     o.replay = set->replay;
     o.replay_keep = set->keep;
     return o;

@@ -41,6 +41,7 @@ typedef struct di_spec_fit {
     di_spec_bucket buckets[DI_SPEC_BUCKETS];
     double coef[DI_SPEC_FEATURES]; /* base, per_row, per_expert, per_context; in ns, none negative */
     double drift;                  /* running mean of ln(measured / predicted), each within +-0.5 */
+    int32_t settling;              /* steps to go since the machine changed */
     int64_t n_steps;
 } di_spec_fit;
 
@@ -52,8 +53,8 @@ typedef struct di_spec_experts { /* of the backbone, or of the draft module; zer
 
 typedef struct di_spec_cost {
     di_spec_experts step_experts, draft_experts;
-    int32_t n_drafts;  /* K: rows of a sequence in a drafting round */
-    int64_t rows_max;  /* steps of more rows are not learnt from: long prompt chunks run at other rates */
+    int32_t n_drafts; /* K: rows of a sequence in a drafting round */
+    int64_t rows_max; /* steps of more rows are not learnt from: long prompt chunks run at other rates */
     di_spec_fit step, draft;
 } di_spec_cost;
 
@@ -76,6 +77,7 @@ double di_spec_cost_draft_ns(const di_spec_cost *c, int32_t n_seqs);
 /* Whether steps were seen often enough, and at two sizes at least, that a prediction of another size means something.
  * The drafting round needs to have been seen three times. */
 bool di_spec_cost_is_ready(const di_spec_cost *c);
+bool di_spec_cost_draft_is_ready(const di_spec_cost *c);
 
 /* ---- the released engine's time table -----------------------------------------------------------------------------
  *
@@ -86,19 +88,19 @@ enum { DI_SPEC_CURVE_POINTS = 128, DI_SPEC_CURVE_STEPS = 5000, DI_SPEC_SAMPLER_S
 
 typedef struct di_spec_recent { /* the last times of sampling, in a ring */
     float ns[DI_SPEC_SAMPLER_STEPS];
-    int32_t n; /* ever */
+    int32_t n; /* so far; from 18 on it is 9 again, which is as good */
 } di_spec_recent;
 
 typedef struct di_spec_curve {
-    int32_t n_points; /* 0: no table */
+    int32_t n_points;                   /* 0: no table */
     int32_t rows[DI_SPEC_CURVE_POINTS]; /* rising */
     double ns[DI_SPEC_CURVE_POINTS];    /* rising */
     double slope_ns;                    /* a row; from the residuals below */
     struct {
         float per_row_ns; /* (measured - table) / rows of the entry */
         int32_t point;
-    } steps[DI_SPEC_CURVE_STEPS]; /* ring */
-    int64_t n_steps;              /* ever */
+    } steps[DI_SPEC_CURVE_STEPS];                     /* ring */
+    int64_t n_steps;                                  /* ever */
     di_spec_recent sampler[DI_SPEC_SAMPLER_SEQS + 1]; /* by number of sequences; [0]: of all */
 } di_spec_curve;
 
@@ -112,6 +114,8 @@ void di_spec_curve_learn(di_spec_curve *c, int64_t n_rows, int32_t n_seqs, int64
 double di_spec_curve_slope(const di_spec_curve *c);
 /* Predicted ns of n_rows; -1 where the table ends before. */
 double di_spec_curve_ns(const di_spec_curve *c, int64_t n_rows, int32_t n_seqs);
+/* Rows of the entry that n_rows fall into: up to so many rows time is the same; -1 where the table ends before. */
+int64_t di_spec_curve_rows(const di_spec_curve *c, int64_t n_rows);
 
 /* ---- plan of a step -----------------------------------------------------------------------------------------------
  */
@@ -147,6 +151,7 @@ typedef struct di_spec_ask {
     double always_ns; /* time that every plan adds: of a drafting round that follows in any case, of the host */
     double drafts_ns; /* time that a plan adds if it verifies any draft */
     double gain_min;  /* a plan with drafts must be this much better than the one without: 0.02 is 2 % */
+    double rate_hint; /* tokens / ns of the last plan, to start from; 0: none. Saves time, not more */
     /* DI_SPEC_REFERENCE */
     const di_spec_curve *curve;
     void *scratch; /* di_spec_scratch_bytes(n_seqs, K), aligned for any type; nothing in it is kept */
@@ -156,8 +161,9 @@ typedef struct di_spec_plan {
     int64_t n_drafts;        /* verified in all */
     double tokens, ns;       /* expected of the plan; ns 0 where nothing is predicted */
     double plain_ns;         /* of the step without drafts, always_ns included; 0 as above */
-    double tokens_per_draft; /* COST: how much the time that one draft takes, on average, is worth in tokens at the rate
-                                without drafts: the acceptance from which it pays; 0 without a prediction */
+    double tokens_per_draft; /* COST: how many tokens the time that a draft of the plan takes, on average (of the first
+                                one, where there is none), is worth at the rate without drafts, n_seqs / plain_ns; 0
+                                without a prediction */
 } di_spec_plan;
 
 size_t di_spec_scratch_bytes(int32_t n_seqs, int32_t n_drafts);
@@ -172,16 +178,17 @@ size_t di_spec_scratch_bytes(int32_t n_seqs, int32_t n_drafts);
  * ns, a draft is worth its chance less r times what its context takes, and for every number of drafts the best ones
  * are those worth most, always a prefix of a sequence's since neither part gets better along it. The whole range of
  * numbers is evaluated and r becomes the best rate found, until that rises no more (Dinkelbach's method: the optimum
- * over all prefix-closed plans, within 1e-6). The plan without drafts is one of those compared and wins ties.
+ * over all prefix-closed plans, within 0.1 %). The plan without drafts is one of those compared and wins ties.
  * Until the cost model is ready only drafts whose chance is at least 0.8 are verified, two a sequence and in at most
  * four sequences: steps of different sizes have to be seen to learn what they take, at little risk.
  *
  * DI_SPEC_REFERENCE: dspark.md 4.6. Without a table: all drafts, as DI_SPEC_FIXED. Rows that the split gives to drafts
  * that a sequence does not have (its newer round is shorter than the older) are left out.
  *
- * Under rejection the decision to verify a draft may depend on its own confidence and those before it, never on what
- * token it is; with coupled acceptance any decision is exact. DI_SPEC_COST's total looks at all confidences of the
- * newest round, so it is for coupled acceptance; `--accept rejection` takes DI_SPEC_REFERENCE or DI_SPEC_FIXED. */
+ * With coupled acceptance any decision is exact. Under rejection the decision to verify a draft may depend on the
+ * chance of it and those before it, but on nothing that its token is known from: the confidences behind it.
+ * DI_SPEC_COST weighs all of the newest round against each other, so under rejection its confidences must be what
+ * drafts of the sequence have been worth on average (di_spec_guard_confidence), which older rounds alone decide. */
 void di_spec_plan_make(const di_spec_ask *ask, int32_t *n_verify, di_spec_plan *plan);
 
 /* Whether the drafting round after this step pays: the plan is made for seqs whose confidences are what drafts of the
@@ -197,16 +204,18 @@ bool di_spec_drafting_pays(const di_spec_ask *ask, int32_t *n_verify);
  *    |                                  +-- balance < 0, wait doubles
  *    +-------------------------------------- balance >= 0, wait is 16 again
  *
- * Balance is the running mean (weight 1/8) of accepted drafts less what the round cost in tokens. The first wait is 16
- * steps, the longest 512. */
+ * Balance is the running mean (weight 1/16, from 0.5 on) of accepted drafts less what the round cost in tokens: slow
+ * enough that good drafts with the luck of a few rounds against them stay on. In a trial it is the mean of its rounds.
+ * The first wait is 16 steps, the longest 512. */
 
 typedef enum di_spec_guard_state { DI_SPEC_ON, DI_SPEC_OFF, DI_SPEC_TRIAL } di_spec_guard_state;
 
 typedef struct di_spec_guard {
     float rate[DI_SPEC_DRAFTS_MAX]; /* running mean of "draft j was accepted", where those before it were */
     di_spec_guard_state state;
+    float rate_start;
     double balance;
-    int32_t n_rounds; /* ON: in a row with a negative balance; TRIAL: done */
+    int32_t n_rounds;        /* ON: in a row with a negative balance; TRIAL: done */
     int32_t wait, wait_next; /* OFF: steps to go; the length of the wait */
 } di_spec_guard;
 
@@ -214,8 +223,12 @@ typedef struct di_spec_guard {
 void di_spec_guard_init(di_spec_guard *g, float rate);
 /* Once for each step of the sequence, before it may draft for the next one: whether it may. Counts the wait down. */
 bool di_spec_guard_step(di_spec_guard *g);
-/* What became of a round's drafts: n_accepted of the n_verified, and what the round cost in tokens: its share of the
- * drafting round and of the rows, by the plan's rate. Call it for rounds of which nothing was verified too. */
+/* For a step after which the sequence could have drafted but drafting did not pay: its rates go back to where they
+ * started by 1/256, so that what was measured long ago does not keep drafting off for ever. */
+void di_spec_guard_idle(di_spec_guard *g);
+/* What became of a round's drafts: n_accepted of the n_verified, and what the round cost in tokens at the rate without
+ * drafts: its share of the drafting round's time * n_seqs / plain_ns, and n_verified * tokens_per_draft of the plan.
+ * Call it for rounds of which nothing was verified too. */
 void di_spec_guard_learn(di_spec_guard *g, int32_t n_verified, int32_t n_accepted, double cost_tokens);
 /* out [n]: what to expect of drafts to come. */
 void di_spec_guard_confidence(const di_spec_guard *g, int32_t n, float *out);
@@ -230,7 +243,7 @@ enum { DI_SPEC_BINS = 10 };
 
 typedef struct di_spec_calibration {
     int32_t n_drafts;
-    bool is_frozen;                    /* T stays as given; statistics are taken all the same */
+    bool is_frozen;                         /* T stays as given; statistics are taken all the same */
     double log_inverse[DI_SPEC_DRAFTS_MAX]; /* ln(1/T) */
     double curvature[DI_SPEC_DRAFTS_MAX];
     int64_t n[DI_SPEC_DRAFTS_MAX], n_accepted[DI_SPEC_DRAFTS_MAX]; /* outcomes: drafts whose predecessors all held */
@@ -278,9 +291,9 @@ int32_t di_spec_draw(const float *p, int64_t n, double u);
 int32_t di_spec_redraw(const float *p, const float *ln_q, int64_t n, double u, double *residual);
 
 typedef struct di_spec_row {
-    uint64_t seed;     /* of the sequence */
-    int32_t first;     /* index, in prompt + output, of the token that row 0 of the step gives */
-    int32_t row;       /* j */
+    uint64_t seed; /* of the sequence */
+    int32_t first; /* index, in prompt + output, of the token that row 0 of the step gives */
+    int32_t row;   /* j */
     int64_t n_vocab;
     const float *p;    /* [n_vocab] */
     int32_t draft;     /* token that the row tests; -1: none was made, rejected in any case */

@@ -202,7 +202,6 @@ static void unknown_options_are_refused_with_the_nearest(void **state) {
     } cases[] = {
         {"--temprature", "unknown option '--temprature', did you mean '--temperature'?"},
         {"--max-token=5", "unknown option '--max-token', did you mean '--max-tokens'?"},
-        {"--draft-tokens", "unknown option '--draft-tokens'"},
         {"--json-schema", "unknown option '--json-schema'"},
         {"--regex", "unknown option '--regex'"},
         {"--ebnf", "unknown option '--ebnf'"},

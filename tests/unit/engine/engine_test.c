@@ -129,9 +129,10 @@ static void generate(rig *r, outcome *o, const char *text, const di_sampling *s)
 /* ---- golden tokens -------------------------------------------------------------------------------------------------
  */
 
-static void greedy_tokens_are_the_golden_ones(void **state) {
-    (void)state;
+static void check_golden_tokens(int32_t draft_tokens) {
     di_load_options options = rig_options();
+    options.draft_tokens = draft_tokens;
+    options.draft_policy = DI_SPEC_FIXED;
     options.numerics = DI_NUMERICS_EXACT;
     rig r;
     rig_open(&r, &options);
@@ -176,6 +177,16 @@ static void greedy_tokens_are_the_golden_ones(void **state) {
     rig_close(&r);
 }
 
+static void greedy_tokens_are_the_golden_ones(void **state) {
+    (void)state;
+    check_golden_tokens(0);
+}
+
+static void drafts_change_no_golden_token(void **state) {
+    (void)state;
+    check_golden_tokens(5);
+}
+
 static void raw_log_probabilities_are_the_golden_ones(void **state) {
     (void)state;
     di_load_options options = rig_options();
@@ -216,7 +227,8 @@ static void batch_chunks_and_seeds_decide_nothing_else(void **state) {
     for (int round = 0; round < 2; round++) {
         di_load_options options = rig_options();
         if (round == 1)
-            options.chunk_max = 5, options.batch_tokens_max = 9, options.threads = 1;
+            options.chunk_max = 5, options.batch_tokens_max = 9, options.threads = 1, options.draft_tokens = 3,
+            options.draft_policy = DI_SPEC_FIXED;
         rig r;
         rig_open(&r, &options);
         for (int i = 0; i < N; i++) {
@@ -668,6 +680,7 @@ static void decode_steps_allocate_nothing(void **state) {
     if (!HAS_COUNTER)
         di_test_skip("the sanitizer has the allocator");
     di_load_options options = rig_options();
+    options.draft_tokens = 5;
     rig r;
     rig_open(&r, &options);
     int n_done = 0;
@@ -703,6 +716,7 @@ static void decode_steps_allocate_nothing(void **state) {
 }
 
 DI_TEST_GROUP(engine, cmocka_unit_test(greedy_tokens_are_the_golden_ones),
+              cmocka_unit_test(drafts_change_no_golden_token),
               cmocka_unit_test(raw_log_probabilities_are_the_golden_ones),
               cmocka_unit_test(batch_chunks_and_seeds_decide_nothing_else),
               cmocka_unit_test(drawn_seed_is_named_and_repeats), cmocka_unit_test(stop_strings_cut_across_tokens),
