@@ -218,7 +218,7 @@ static di_status prefix_run(di_cli_model *m, uint64_t seed, double *ratio, di_er
 static di_status prefix_row(di_bench *b, di_error *err) {
     di_cli_model m = {0};
     double runs[DI_BENCH_RUNS] = {0}, ratio;
-    di_status st = di_bench_model_open(b, &m, 512, DI_BENCH_BATCH, err);
+    di_status st = di_bench_model_open(b, &m, 512, DI_BENCH_BATCH, 0, err);
     for (int i = -1; i < DI_BENCH_RUNS && !st; i++) {
         st = prefix_run(&m, (uint64_t)i + 2, &ratio, err);
         runs[DI_MAX(i, 0)] = ratio;
@@ -236,7 +236,7 @@ di_status di_bench_arrivals(di_bench *b, di_error *err) {
     di_status st = DI_OK;
     if (wants.ratio || wants.rate || wants.wait) {
         di_cli_model m = {0};
-        st = di_bench_model_open(b, &m, 512, REQUESTS, err);
+        st = di_bench_model_open(b, &m, 512, REQUESTS, 0, err);
         if (!st)
             st = arrivals_rows(b, &m, &wants, err);
         di_cli_model_close(&m);

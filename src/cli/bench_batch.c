@@ -33,7 +33,7 @@ static di_status invariance_row(di_bench *b, const char *name, di_error *err) {
     di_status st = DI_OK;
     for (int i = 0; i < MODES && !st; i++) {
         opt.batch_invariant = words[i];
-        st = di_bench_model_open(&mode, &m[i], DI_BENCH_PREFILL, DI_BENCH_BATCH, err);
+        st = di_bench_model_open(&mode, &m[i], DI_BENCH_PREFILL, DI_BENCH_BATCH, 0, err);
     }
     for (int i = -1; i < DI_BENCH_RUNS && !st; i++) {
         st = cost_run(m, (uint64_t)i + 1, costs, err);

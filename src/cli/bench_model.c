@@ -84,8 +84,10 @@ static di_status run_until(di_cli_model *m, const counter *c, int n_seqs, int64_
     }
 }
 
-di_status di_bench_model_open(di_bench *b, di_cli_model *m, int64_t batch_tokens, int32_t seqs, di_error *err) {
+di_status di_bench_model_open(di_bench *b, di_cli_model *m, int64_t batch_tokens, int32_t seqs, int64_t draft_tokens,
+                              di_error *err) {
     di_options opt = *b->opt;
+    opt.draft_tokens = draft_tokens;
     if (!di_options_is_set(b->opt, DI_OPT_max_batched_tokens))
         opt.max_batched_tokens = batch_tokens;
     if (!di_options_is_set(b->opt, DI_OPT_chunk))
@@ -188,7 +190,7 @@ di_status di_bench_prefill(di_bench *b, di_error *err) {
     di_cli_model m = {0};
     di_status st = DI_OK;
     if (!b->opt->dummy_layers && di_bench_wants(b, "tiny_512")) {
-        st = di_bench_model_open(b, &m, DI_BENCH_PREFILL, DI_BENCH_BATCH, err);
+        st = di_bench_model_open(b, &m, DI_BENCH_PREFILL, DI_BENCH_BATCH, 0, err);
         if (!st)
             st = prefill_row(b, &m, "tiny_512", DI_BENCH_PREFILL, DI_BENCH_RUNS, err);
         di_cli_model_close(&m);
@@ -263,7 +265,7 @@ di_status di_bench_decode(di_bench *b, di_error *err) {
     bool wants_tiny = di_bench_wants(b, tiny[0].name) | di_bench_wants(b, tiny[1].name);
     bool wants_layers = di_bench_wants(b, layers[0].name) | di_bench_wants(b, layers[1].name);
     if (!b->opt->dummy_layers && wants_tiny) {
-        st = di_bench_model_open(b, &m, DI_BENCH_PREFILL, DI_BENCH_BATCH, err);
+        st = di_bench_model_open(b, &m, DI_BENCH_PREFILL, DI_BENCH_BATCH, 0, err);
         if (!st)
             st = decode_rows(b, &m, tiny, DI_BENCH_RUNS, DI_BENCH_DECODE, err);
         di_cli_model_close(&m);

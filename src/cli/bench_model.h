@@ -9,8 +9,10 @@
 
 enum { DI_BENCH_PREFILL = 512, DI_BENCH_DECODE = 64, DI_BENCH_BATCH = 16 };
 
-/* Opens the model of the command line for steps of so many tokens and sequences, where its options don't say. */
-di_status di_bench_model_open(di_bench *b, di_cli_model *m, int64_t batch_tokens, int32_t seqs, di_error *err);
+/* Opens the model of the command line for steps of so many tokens and sequences, where its options don't say; with
+ * draft_tokens 0 a token takes a row, as the limits have it. */
+di_status di_bench_model_open(di_bench *b, di_cli_model *m, int64_t batch_tokens, int32_t seqs, int64_t draft_tokens,
+                              di_error *err);
 
 /* One prompt of n tokens: tokens per second up to its first token. Another seed is another prompt. */
 di_status di_bench_prefill_run(di_cli_model *m, int64_t n, uint64_t seed, double *rate, di_error *err);

@@ -97,11 +97,10 @@ static di_status ratio_of(di_cli_model *with, di_cli_model *without, int n, int 
 static di_status open_with(di_bench *b, di_cli_model *m, int64_t draft_tokens, const char *policy, di_error *err) {
     di_options opt = *b->opt;
     di_bench copy = *b;
-    opt.draft_tokens = draft_tokens;
     opt.draft_policy = policy;
     opt.no_prefix_cache = true;
     copy.opt = &opt;
-    return di_bench_model_open(&copy, m, DI_BENCH_PREFILL, BATCH_MAX, err);
+    return di_bench_model_open(&copy, m, DI_BENCH_PREFILL, BATCH_MAX, draft_tokens, err);
 }
 
 static di_status length_row(di_bench *b, di_error *err) {

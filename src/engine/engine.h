@@ -184,7 +184,7 @@ bool di_core_step(di_core *core);
 /* Samples that are queued or running. */
 int64_t di_core_pending(const di_core *core);
 
-/* Counters since the start and the state now (engine.md 1.7). */
+/* Counters since the start and the state now (docs/engine.md, Statistics). */
 typedef struct di_core_stats {
     int64_t n_steps, n_prefill_steps, n_decode_steps; /* a step with prompt rows counts as prefill */
     int64_t n_submitted, n_finished;                  /* samples; finished in any way */

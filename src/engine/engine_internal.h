@@ -342,7 +342,7 @@ int32_t di_seq_plan_snapshots(di_core *c, di_step *step, di_sequence *s, int64_t
 /* The snapshot that a decoding sequence may take at its next border, if rows up to `end` can reach it: its place in the
  * step, -1: none. */
 int32_t di_seq_plan_snapshot(di_core *c, di_step *step, di_sequence *s, int64_t end);
-/* What does not hold of sequences, blocks and slots between two steps (engine.md, invariants); NULL: all does. Looks at
+/* What does not hold of sequences, blocks and slots between two steps ; NULL: all does. Looks at
  * everything: for tests and debug builds. */
 const char *di_core_check(const di_core *c);
 /* After the step: its snapshots become the cache's, or their slots are given back. */

@@ -12,6 +12,7 @@
 typedef struct mix_job {
     const di_hc_mix_args *a;
     const di_stream *stream;
+    int64_t rows_per_part; /* at most DI_HC_ROWS */
 } mix_job;
 
 /* ---- a row a lane ---- */
@@ -95,8 +96,8 @@ static void mix_part(void *ctx, int64_t part, int64_t n_parts, int worker) {
     (void)n_parts;
     const mix_job *job = ctx;
     const di_hc_mix_args *a = job->a;
-    int64_t n = a->x.n_cols, h = a->z.n_cols, row0 = part * DI_HC_ROWS;
-    int n_rows = (int)DI_MIN(a->x.n_rows - row0, DI_HC_ROWS), n_dots = a->fn ? (2 + a->m) * a->m : 0;
+    int64_t n = a->x.n_cols, h = a->z.n_cols, row0 = part * job->rows_per_part;
+    int n_rows = (int)DI_MIN(a->x.n_rows - row0, job->rows_per_part), n_dots = a->fn ? (2 + a->m) * a->m : 0;
     di_hc_scratch size = di_hc_scratch_for(h);
     uint8_t *at = di_cpu_worker(job->stream, worker);
     float *z = di_cpu_take(&at, size.z);
@@ -202,7 +203,8 @@ static void split_finish(const split_job *job, int64_t row) {
 static di_status hc_mix(di_stream *stream, const di_hc_mix_args *a) {
     if (!di_cpu_hc_mix_fits(a) || !di_cpu_scratch_fits(stream, 0, di_hc_scratch_bytes(a->z.n_cols)))
         return DI_ERR_SHAPE;
-    mix_job job = {a, stream};
+    /* Few rows are shared out too, at some cost to how often the weights are read. */
+    mix_job job = {a, stream, DI_MAX((int64_t)4, DI_MIN((int64_t)DI_HC_ROWS, DI_CEIL_DIV(a->x.n_rows, 4)))};
     int64_t n_dots = a->fn ? (2 + a->m) * a->m : 0;
     if (n_dots == DI_HC_SPLIT_DOTS - 8 && a->x.n_rows <= DI_HC_SPLIT_ROWS && a->z.n_cols % DI_TILE_IN == 0 &&
         di_cpu_scratch_fits(stream, di_hc_split_bytes(a->x.n_rows, a->x.n_cols), 0)) {
@@ -212,7 +214,8 @@ static di_status hc_mix(di_stream *stream, const di_hc_mix_args *a) {
             split_finish(&split, row);
         return DI_OK;
     }
-    di_cpu_run(stream, mix_part, &job, DI_CEIL_DIV(a->x.n_rows, DI_HC_ROWS), a->x.n_rows * a->x.n_cols * (n_dots + 2));
+    di_cpu_run(stream, mix_part, &job, DI_CEIL_DIV(a->x.n_rows, job.rows_per_part),
+               a->x.n_rows * a->x.n_cols * (n_dots + 2));
     return DI_OK;
 }
 
