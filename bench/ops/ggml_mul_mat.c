@@ -42,8 +42,8 @@ static double seconds(void) {
 /* The buffer type of ggml's repacked weights, or NULL. */
 static ggml_backend_buffer_type_t repacked_type(ggml_backend_dev_t dev) {
     ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(dev);
-    ggml_backend_dev_get_extra_bufts_t get = (ggml_backend_dev_get_extra_bufts_t)ggml_backend_reg_get_proc_address(
-        reg, "ggml_backend_dev_get_extra_bufts");
+    ggml_backend_dev_get_extra_bufts_t get =
+        (ggml_backend_dev_get_extra_bufts_t)ggml_backend_reg_get_proc_address(reg, "ggml_backend_dev_get_extra_bufts");
     for (ggml_backend_buffer_type_t *t = get ? get(dev) : NULL; t && *t; t++) {
         if (strstr(ggml_backend_buft_name(*t), "REPACK"))
             return *t;
