@@ -261,6 +261,7 @@ static di_status make_samples(di_core *c, const di_submission *sub, int32_t n, d
         s->next_held = *leader;
         *leader = s;
     }
+    DI_ASSERT(*leader); /* n is 1 or more */
     (*leader)->held = (*leader)->next_held;
     (*leader)->next_held = NULL;
     return DI_OK;
