@@ -197,7 +197,7 @@ static di_status prefix_run(di_cli_model *m, uint64_t seed, double *ratio, di_er
     int32_t ids[SHARED + OWN];
     char salt[2][32];
     watch warm, cold;
-    double warm_s, cold_s;
+    double warm_s = 0, cold_s = 1;
     snprintf(salt[0], sizeof salt[0], "%llu", (unsigned long long)seed);
     snprintf(salt[1], sizeof salt[1], "%llu again", (unsigned long long)seed);
     for (int i = 0; i < SHARED + OWN; i++)

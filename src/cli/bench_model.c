@@ -262,15 +262,16 @@ di_status di_bench_decode(di_bench *b, di_error *err) {
                              layers[2] = {{"layers_b1", 1}, {"layers_b8", LAYERS_BATCH}};
     di_cli_model m = {0};
     di_status st = DI_OK;
-    bool wants_tiny = di_bench_wants(b, tiny[0].name) | di_bench_wants(b, tiny[1].name);
-    bool wants_layers = di_bench_wants(b, layers[0].name) | di_bench_wants(b, layers[1].name);
-    if (!b->opt->dummy_layers && wants_tiny) {
+    /* Each is asked for, whatever the others say: asking marks the selectors that name something. */
+    int n_tiny = di_bench_wants(b, tiny[0].name) + di_bench_wants(b, tiny[1].name);
+    int n_layers = di_bench_wants(b, layers[0].name) + di_bench_wants(b, layers[1].name);
+    if (!b->opt->dummy_layers && n_tiny > 0) {
         st = di_bench_model_open(b, &m, DI_BENCH_PREFILL, DI_BENCH_BATCH, 0, err);
         if (!st)
             st = decode_rows(b, &m, tiny, DI_BENCH_RUNS, DI_BENCH_DECODE, err);
         di_cli_model_close(&m);
     }
-    if (!st && wants_layers && open_layers(b, &m, 512, &st, err)) {
+    if (!st && n_layers > 0 && open_layers(b, &m, 512, &st, err)) {
         st = decode_rows(b, &m, layers, 3, 16, err);
         di_cli_model_close(&m);
     }

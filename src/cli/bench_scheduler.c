@@ -98,7 +98,7 @@ static di_status measure(const di_backend *backend, di_device *device, const di_
 
 static di_status rows(di_bench *b, const di_backend *backend, di_device *device, const di_tokenizer *tok,
                       di_error *err) {
-    double few[DI_BENCH_RUNS], many[DI_BENCH_RUNS], each[DI_BENCH_RUNS];
+    double few[DI_BENCH_RUNS] = {0}, many[DI_BENCH_RUNS] = {0}, each[DI_BENCH_RUNS];
     bool wants_step = di_bench_wants(b, "step_256"), wants_each = di_bench_wants(b, "per_sequence");
     di_status st = DI_OK;
     if (wants_step || wants_each)

@@ -282,6 +282,7 @@ di_status di_core_submit(di_core *c, const di_submission *submission, uint64_t *
     }
     if ((st = make_samples(c, &sub, n, &leader, err)))
         return refuse(c, st);
+    DI_ASSERT(leader);
     c->id_last++;
     for (di_sequence *s = leader, *next; s; s = next) {
         next = s == leader ? s->held : s->next_held;

@@ -35,8 +35,8 @@ int64_t di_pace_rows(di_pace *p, const di_pace_ask *ask) {
         return within;
     /* Two ways to go on: all rows at once, or only those within the goal of the others. */
     double fast_ns = p->base_ns + (double)ask->rows_to_go * p->prompt_row_ns;
-    double n_steps = (double)DI_CEIL_DIV(ask->rows_to_go, within);
-    double slow_ns = n_steps * p->base_ns + (double)ask->rows_to_go * p->prompt_row_ns;
+    int64_t n_steps = DI_CEIL_DIV(ask->rows_to_go, within);
+    double slow_ns = (double)n_steps * p->base_ns + (double)ask->rows_to_go * p->prompt_row_ns;
     double left_to_goal = (double)(p->ttft_goal_ns - ask->waited_ns);
     if (slow_ns <= left_to_goal)
         return within;
