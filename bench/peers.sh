@@ -34,7 +34,7 @@ make_driver() {
     ggml=$source/vendor/llama.cpp/ggml
     [ -f "$ggml/ggml.pc.in" ] || : >"$ggml/ggml.pc.in" # named by its CMakeLists.txt, not in the package
     cmake -S "$ggml" -B "$work/ggml" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DGGML_NATIVE=ON \
-        -DGGML_OPENMP=OFF >"$work/ggml.log" 2>&1 || return 1
+        -DGGML_OPENMP=OFF -DGGML_BUILD_TESTS=OFF -DGGML_BUILD_EXAMPLES=OFF >"$work/ggml.log" 2>&1 || return 1
     ninja -C "$work/ggml" ggml ggml-cpu ggml-base >>"$work/ggml.log" 2>&1 || return 1
     cc -O2 -std=gnu17 -I"$ggml/include" -c bench/ops/ggml_mul_mat.c -o "$work/ggml_mul_mat.o" || return 1
     lib=$work/ggml/src
