@@ -192,7 +192,11 @@ static void put_plan(di_strbuf *out, const di_options *opt, const di_config *c, 
     put_size(out, "state slot", m->slot_bytes);
     put_label(out, "state slots");
     di_strbuf_printf(out, "%d, ", plan->engine.seqs_max);
-    put_bytes(out, 0, plan->state_bytes);
+    put_bytes(out, 0, (uint64_t)plan->engine.seqs_max * m->slot_bytes);
+    di_strbuf_putc(out, '\n');
+    put_label(out, "snapshots of windows");
+    di_strbuf_printf(out, "%d, ", plan->engine.n_snapshots);
+    put_bytes(out, 0, (uint64_t)plan->engine.n_snapshots * m->slot_bytes);
     di_strbuf_putc(out, '\n');
     put_size(out, "KV block", m->page_bytes);
     put_label(out, "KV a token");
