@@ -54,9 +54,10 @@ static di_status make_memory(di_core *c, const di_memory_plan *plan, di_error *e
 static di_status make_tables(di_core *c, di_error *err) {
     size_t n = (size_t)c->options.seqs_max;
     c->running = calloc(n, sizeof(di_sequence *));
+    c->held = malloc((size_t)c->options.n_blocks * sizeof *c->held);
     c->late_page_copies = calloc(n, sizeof *c->late_page_copies);
     c->late_slot_copies = calloc(n, sizeof *c->late_slot_copies);
-    if (!c->running || !c->late_page_copies || !c->late_slot_copies)
+    if (!c->running || !c->held || !c->late_page_copies || !c->late_slot_copies)
         return di_fail(err, DI_ERR_MEMORY, "engine for %zu sequences", n);
     di_status st = di_step_init(&c->steps[0], c, err);
     if (!st)
@@ -199,6 +200,7 @@ void di_core_destroy(di_core *c) {
     di_forward_destroy(c->forward);
     di_strbuf_deinit(&c->piece);
     free(c->running);
+    free(c->held);
     free(c->late_page_copies);
     free(c->late_slot_copies);
     free(c);

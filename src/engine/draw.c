@@ -12,16 +12,13 @@
  * behind golden that later rows write again before anything reads them. */
 #include "engine_internal.h"
 
+#define RATE_LEARN 0.02 /* weight of the newest verification in the running share of drafts that hold */
+
 /* ---- planning ---- */
 
-/* The last position of s that may have a row: its last token is never run, and its block table ends. */
-static int64_t last_row(const di_sequence *s, const di_seq_rows *rows) {
-    return DI_MIN(s->n_prompt + s->sampling.max_tokens - 2, (int64_t)rows->n_blocks * DI_PAGE_TOKENS - 1);
-}
-
+/* A decoding sequence without rows in the step. */
 static bool is_void(const di_step_seq *q) {
-    const di_sequence *s = q->seq;
-    return q->is_decoding && s->golden > s->n_prompt + s->sampling.max_tokens - 2;
+    return q->is_decoding && di_sequence_is_whole(q->seq);
 }
 
 static void ask_plan(di_runner *r, di_step *step, int32_t n, int64_t other_rows, int64_t other_context) {
@@ -68,7 +65,9 @@ void di_step_plan(di_runner *r, di_step *step) {
         }
         if (is_void(q) || r->n_drafts == 0)
             continue;
-        int64_t room = DI_MIN((int64_t)DI_MIN(s->n_drafts, q->drafts_max), last_row(s, rows) - s->golden);
+        /* Rows end with the block table, too. */
+        int64_t n_rows = DI_MIN(di_sequence_rows_max(s), (int64_t)rows->n_blocks * DI_PAGE_TOKENS) - s->golden;
+        int64_t room = DI_MIN((int64_t)DI_MIN(s->n_drafts, q->drafts_max), n_rows - 1);
         r->plan_seqs[n++] = (di_spec_seq){
             .n_drafts = (int32_t)DI_MAX(room, 0),
             .may_speculate = room > 0,
@@ -82,6 +81,16 @@ void di_step_plan(di_runner *r, di_step *step) {
 }
 
 /* ---- drawing ---- */
+
+/* fn for every part, on the device's host threads where there is something to share. */
+static void run_parts(const di_runner *r, di_pool_fn fn, void *ctx, int32_t n) {
+    if (n > 1 && r->n_workers > 1) {
+        r->backend->device->host_run(r->device, fn, ctx, n);
+        return;
+    }
+    for (int32_t i = 0; i < n; i++)
+        fn(ctx, i, n, 0);
+}
 
 typedef struct draw_job {
     di_runner *runner;
@@ -150,6 +159,8 @@ static void accept(di_runner *r, di_step *step, di_step_seq *q) {
     while (n < q->n_drafts && !result[n].status && result[n].token == s->tokens[s->golden + 1 + n])
         n++;
     q->n_new = n + 1;
+    if (q->n_drafts > 0)
+        r->rate += RATE_LEARN * ((double)n / q->n_drafts - r->rate);
     if (s->n_drafts > 0) {
         di_spec_guard_learn(&s->guard, q->n_drafts, n, s->round_cost);
         di_spec_calibration_learn(&r->calibration, q->n_drafts, n, s->raw);
@@ -169,12 +180,7 @@ static void begin_decoding(di_runner *r, di_sequence *s, int64_t position, int32
 
 void di_step_draw(di_runner *r, di_step *step, const float *logits) {
     draw_job job = {r, step, logits};
-    if (step->n_samples > 1 && r->n_workers > 1) {
-        r->backend->device->host_run(r->device, draw_row, &job, step->n_samples);
-    } else {
-        for (int32_t i = 0; i < step->n_samples; i++)
-            draw_row(&job, i, step->n_samples, 0);
-    }
+    run_parts(r, draw_row, &job, step->n_samples);
     for (int32_t i = 0; i < step->n_samples; i++) {
         const di_step_row *row = &step->samples[i];
         if (!row->is_prompt && !row->is_skipped && (row->fork_of || !step->seqs[row->seq_idx].is_decoding))
@@ -182,11 +188,8 @@ void di_step_draw(di_runner *r, di_step *step, const float *logits) {
     }
     for (int32_t k = 0; k < step->n_seqs; k++) {
         di_step_seq *q = &step->seqs[k];
-        if (!q->is_decoding)
-            continue;
-        accept(r, step, q);
-        if (q->n_drafts > 0)
-            r->rate += 0.02 * ((double)(q->n_new - 1) / q->n_drafts - r->rate);
+        if (q->is_decoding)
+            accept(r, step, q);
     }
 }
 
@@ -195,7 +198,7 @@ void di_step_draw(di_runner *r, di_step *step, const float *logits) {
 /* Whether s goes on for long enough that a draft can be of use, as far as its newest token tells. */
 static bool can_draft(const di_runner *r, const di_sequence *s) {
     bool has_ended = s->tokens[s->golden] == r->eos_id && !s->sampling.ignore_eos;
-    return s->may_draft && !has_ended && s->golden + 1 <= s->n_prompt + s->sampling.max_tokens - 2 &&
+    return s->may_draft && !has_ended && s->golden + 1 < di_sequence_rows_max(s) &&
            s->golden - 1 + r->n_drafts < r->context_max;
 }
 
@@ -265,12 +268,7 @@ static di_status draft_next(di_runner *r, int32_t n, int32_t i, di_error *err) {
     if ((st = r->backend->device->download(r->device, r->draft_conf, conf, (size_t)n * sizeof *conf, err)))
         return st;
     draft_job job = {r, logits, i};
-    if (n > 1 && r->n_workers > 1) {
-        r->backend->device->host_run(r->device, draft_row, &job, n);
-    } else {
-        for (int32_t k = 0; k < n; k++)
-            draft_row(&job, k, n, 0);
-    }
+    run_parts(r, draft_row, &job, n);
     for (int32_t k = 0; k < n; k++) {
         r->drafters[k]->raw[i] = r->draft_conf[k];
         if (r->draft_errors[k].code)

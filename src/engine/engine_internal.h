@@ -287,6 +287,7 @@ struct di_core {
     di_step steps[2];
     int step_next;                                /* the one to form next */
     di_step *in_flight;                           /* launched and not committed */
+    int32_t *held;                                /* owned [n_blocks]: di_core_check counts there */
     di_copy *late_page_copies, *late_slot_copies; /* owned [seqs_max]: forks, for the next step */
     int32_t n_late_page_copies, n_late_slot_copies;
     int64_t last_end_ns; /* of the last step that was committed */
@@ -319,6 +320,18 @@ void di_sequence_fail(di_sequence *s, const di_error *error);
 void di_sequence_done(di_sequence *s);
 static inline bool di_sequence_is_finished(const di_sequence *s) {
     return s->gen.finish != DI_FINISH_NONE;
+}
+/* Positions that may have a row: the last token of the longest answer is never run. */
+static inline int64_t di_sequence_rows_max(const di_sequence *s) {
+    return s->n_prompt + s->sampling.max_tokens - 1;
+}
+/* Whether the prompt's log-probabilities are still to be made, for which every row of it is run. */
+static inline bool di_sequence_scores_prompt(const di_sequence *s) {
+    return s->sampling.n_prompt_logprobs >= 0 && s->gen.n_tokens + s->n_coming == 0;
+}
+/* Whether the sequence has as many tokens as it may, so that its newest needs no row: only the runner can tell. */
+static inline bool di_sequence_is_whole(const di_sequence *s) {
+    return s->golden >= di_sequence_rows_max(s);
 }
 
 /* The unit that position p lies in behind its first position; NULL: none. */

@@ -50,7 +50,7 @@ void di_seq_release(di_core *c, di_sequence *s) {
 /* Blocks that may come from the cache: at least one token is run; where replay drops rows, the consumers' rings must be
  * made from the first row that is kept on; log-probabilities need every row. */
 static int32_t hit_max(const di_core *c, const di_sequence *s) {
-    if (!c->prefix || (s->sampling.n_prompt_logprobs >= 0 && s->gen.n_tokens + s->n_coming == 0))
+    if (!c->prefix || di_sequence_scores_prompt(s))
         return 0;
     int64_t n = s->n_tokens - 1;
     if (c->keep > 0)
@@ -85,9 +85,8 @@ static void start_behind(di_core *c, di_step *step, di_sequence *s, di_kv_hit hi
 }
 
 bool di_seq_admit(di_core *c, di_step *step, di_sequence *s, int64_t n_reserved) {
-    int64_t n_tokens = s->n_tokens + s->n_coming, n_blocks = di_kv_blocks_for(n_tokens);
+    int64_t n_blocks = di_kv_blocks_for(s->n_tokens);
     int32_t cap = hit_max(c, s), snapshot = -1;
-    n_blocks = DI_MIN(n_blocks, s->blocks_max);
     if (c->prefix && di_kv_chain_extend(&s->chain, s->tokens, NULL, s->n_tokens, NULL))
         cap = 0; /* no memory for names: then nothing is found */
     cap = DI_MIN(cap, s->chain.n_hashes);
@@ -159,6 +158,8 @@ void di_seq_publish(di_core *c, di_sequence *s) {
 /* Which borders are worth a snapshot: where paths parted before, the last one of the prompt, every one of the answer
  * (the next turn of a conversation continues from there), and some on the way. */
 static bool wants_snapshot(const di_core *c, const di_sequence *s, int64_t border) {
+    if (!c->prefix || c->options.n_snapshots == 0)
+        return false;
     if (border < s->page_from)
         return false; /* on the way to a border whose rings may still be inexact */
     if (border / DI_PAGE_TOKENS <= s->chain.n_shared &&
@@ -168,37 +169,32 @@ static bool wants_snapshot(const di_core *c, const di_sequence *s, int64_t borde
     return border == s->snapshot_at || border >= last || border / DI_PAGE_TOKENS % c->snapshot_every == 0;
 }
 
+/* A slot for the snapshot at the border behind n_blocks blocks, if it is worth one and there is one: its place in the
+ * step, -1: none. */
+static int32_t add_snapshot(di_core *c, di_step *step, di_sequence *s, int64_t n_blocks, bool is_taken) {
+    int64_t border = n_blocks * DI_PAGE_TOKENS;
+    int32_t slot = wants_snapshot(c, s, border) ? di_prefix_snapshot_reserve(c->prefix) : -1;
+    if (slot < 0)
+        return -1;
+    step->snapshot_of[step->n_snapshots] = (di_step_snapshot){
+        .seq = s, .epoch = s->epoch, .slot = slot, .n_blocks = (int32_t)n_blocks, .is_taken = is_taken};
+    step->snapshots[step->n_snapshots] = (di_ring_snapshot){.at = border, .slot = slot};
+    return step->n_snapshots++;
+}
+
 int32_t di_seq_plan_snapshots(di_core *c, di_step *step, di_sequence *s, int64_t pos0, int64_t n_rows) {
     int32_t first = step->n_snapshots;
-    if (!c->prefix || c->options.n_snapshots == 0)
-        return 0;
     for (int64_t b = pos0 / DI_PAGE_TOKENS + 1; b * DI_PAGE_TOKENS <= pos0 + n_rows; b++) {
-        int64_t border = b * DI_PAGE_TOKENS;
-        if (!wants_snapshot(c, s, border))
-            continue;
-        int32_t slot = di_prefix_snapshot_reserve(c->prefix);
-        if (slot < 0)
-            continue;
-        if (border - c->model.window < pos0 && pos0 > 0)
-            step->slot_copies[step->n_slot_copies++] = (di_copy){.dst = slot, .src = s->slot};
-        step->snapshot_of[step->n_snapshots] =
-            (di_step_snapshot){.seq = s, .epoch = s->epoch, .slot = slot, .n_blocks = (int32_t)b, .is_taken = true};
-        step->snapshots[step->n_snapshots++] = (di_ring_snapshot){.at = border, .slot = slot};
+        int32_t at = add_snapshot(c, step, s, b, true);
+        if (at >= 0 && b * DI_PAGE_TOKENS - c->model.window < pos0 && pos0 > 0)
+            step->slot_copies[step->n_slot_copies++] = (di_copy){.dst = step->snapshots[at].slot, .src = s->slot};
     }
     return step->n_snapshots - first;
 }
 
 int32_t di_seq_plan_snapshot(di_core *c, di_step *step, di_sequence *s, int64_t end) {
-    int64_t b = (s->n_tokens - 1) / DI_PAGE_TOKENS + 1, border = b * DI_PAGE_TOKENS;
-    if (!c->prefix || c->options.n_snapshots == 0 || border > end || !wants_snapshot(c, s, border))
-        return -1;
-    int32_t slot = di_prefix_snapshot_reserve(c->prefix);
-    if (slot < 0)
-        return -1;
-    step->snapshot_of[step->n_snapshots] =
-        (di_step_snapshot){.seq = s, .epoch = s->epoch, .slot = slot, .n_blocks = (int32_t)b};
-    step->snapshots[step->n_snapshots] = (di_ring_snapshot){.at = border, .slot = slot};
-    return step->n_snapshots++;
+    int64_t b = (s->n_tokens - 1) / DI_PAGE_TOKENS + 1;
+    return b * DI_PAGE_TOKENS <= end ? add_snapshot(c, step, s, b, false) : -1;
 }
 
 void di_step_keep_snapshots(di_core *c, di_step *step) {
@@ -245,9 +241,10 @@ static const char *check_sequence(const di_core *c, const di_sequence *s) {
 }
 
 /* References of sequences on each block against those that the pool counts; the cache holds the others, one a block. */
-static const char *check_blocks(const di_core *c, int32_t *held) {
+static const char *check_blocks(const di_core *c) {
     const di_kv_pool *pool = &c->kv.blocks;
-    int32_t n_free = 0, n_idle = 0;
+    int32_t n_free = 0, n_idle = 0, *held = c->held;
+    memset(held, 0, (size_t)pool->n_units * sizeof *held);
     for (const di_sequence *s = c->all; s; s = s->next) {
         for (int32_t i = 0; i < s->n_blocks; i++)
             held[s->blocks[i]]++;
@@ -281,8 +278,5 @@ const char *di_core_check(const di_core *c) {
     int32_t n_snapshots = p.snapshots + (c->in_flight ? c->in_flight->n_snapshots : 0);
     if (di_kv_pool_used(&c->kv.slots) != n_running + n_snapshots)
         return "slots are of running sequences and snapshots";
-    int32_t *held = calloc((size_t)c->kv.blocks.n_units, sizeof *held);
-    const char *wrong = held ? check_blocks(c, held) : NULL;
-    free(held);
-    return wrong;
+    return check_blocks(c);
 }

@@ -34,7 +34,7 @@ static di_status settle(di_runner *r, di_step *step, int32_t k, bool *is_there) 
     *is_there = true;
     if (!q->is_decoding)
         return DI_OK;
-    *is_there = s->golden <= s->n_prompt + s->sampling.max_tokens - 2;
+    *is_there = !di_sequence_is_whole(s);
     if (!*is_there)
         return DI_OK;
     rows->pos0 = s->golden;

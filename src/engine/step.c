@@ -228,7 +228,7 @@ static int64_t rows_left(const di_sequence *s) {
 /* Rows of a decoding sequence, its next one included, if every draft that is with the runner holds. */
 static int64_t rows_at_most(const di_sequence *s) {
     int64_t n = s->n_tokens + (s->n_coming ? 1 + s->drafts_asked : 0);
-    return DI_MIN(n, s->n_prompt + s->sampling.max_tokens - 1);
+    return DI_MIN(n, di_sequence_rows_max(s));
 }
 
 /* Gives every decoding sequence the block for its next row. */
@@ -238,7 +238,7 @@ static void grow_running(di_core *c) {
         int64_t n = s->is_decoding && rows_left(s) ? rows_at_most(s) : 0;
         if (n <= (int64_t)s->n_blocks * DI_PAGE_TOKENS || di_seq_grow(c, s, n)) {
             /* Drafts may reach into a block behind: only where there is plenty. */
-            int64_t more = DI_MIN(n + c->options.draft_tokens, s->n_prompt + s->sampling.max_tokens - 1);
+            int64_t more = DI_MIN(n + c->options.draft_tokens, di_sequence_rows_max(s));
             if (n > 0 && s->may_draft && more > (int64_t)s->n_blocks * DI_PAGE_TOKENS &&
                 c->kv.blocks.n_free + di_prefix_idle(c->prefix) > c->n_running)
                 (void)di_seq_grow(c, s, more);
@@ -269,10 +269,6 @@ static int64_t reserved_blocks(const di_core *c) {
     for (int32_t i = 0; i < c->n_running; i++)
         n += is_near_border(c->running[i], c->running[i]->n_blocks);
     return n;
-}
-
-static bool scores_prompt(const di_sequence *s) {
-    return s->sampling.n_prompt_logprobs >= 0 && s->gen.n_tokens + s->n_coming == 0;
 }
 
 /* The next row of the step's samples. */
@@ -336,7 +332,7 @@ static void count_rows(di_core *c, di_step *step, di_sequence *s, int64_t n, int
 static void add_rows(di_core *c, di_step *step, di_sequence *s, int64_t n) {
     int64_t pos0 = s->n_sched, end = pos0 + n;
     bool draws = end == s->n_tokens;
-    int64_t n_scored = scores_prompt(s) ? n : 0, n_logits = n_scored > 0 ? n : draws;
+    int64_t n_scored = di_sequence_scores_prompt(s) ? n : 0, n_logits = n_scored > 0 ? n : draws;
     int32_t n_blocks = (int32_t)di_kv_blocks_for(end), first_snapshot = step->n_snapshots;
     int32_t n_snapshots = di_seq_plan_snapshots(c, step, s, pos0, n);
     int32_t k = add_seq(step, s, n_blocks);
@@ -408,14 +404,14 @@ typedef struct budget {
 /* A chunk of a prompt, as long as the budget allows; false when it allows none. */
 static bool add_chunk(di_core *c, di_step *step, di_sequence *s, budget *b) {
     int64_t n = DI_MIN(DI_MIN(rows_left(s), c->options.chunk_max), DI_MIN(b->rows, b->prompt_rows));
-    if (scores_prompt(s))
+    if (di_sequence_scores_prompt(s))
         n = DI_MIN(n, b->logits);
     if (n <= 0 || b->logits <= 0 || step->n_seqs == c->options.seqs_max)
         return false;
     const di_span *unit = di_sequence_unit_at(s, s->n_sched + n);
     if (unit) { /* the chunk ends before the unit, or has all of it; the pace gives way */
         n = unit->at > s->n_sched ? unit->at - s->n_sched : unit->at + unit->n - s->n_sched;
-        if (n > b->rows || (scores_prompt(s) && n > b->logits))
+        if (n > b->rows || (di_sequence_scores_prompt(s) && n > b->logits))
             return false;
     }
     if (c->options.context_sum_max > 0 && step->n_seqs > 0 &&
@@ -455,7 +451,7 @@ static void admit(di_core *c, di_step *step, budget *b, const di_sequence *over)
         di_sequence *s = sequence_of(di_sched_peek(&c->queue));
         if (!s || (over && s->item.priority >= over->item.priority))
             return;
-        n_reserved += is_near_border(s, di_kv_blocks_for(s->n_tokens + s->n_coming));
+        n_reserved += is_near_border(s, di_kv_blocks_for(s->n_tokens));
         if (!di_seq_admit(c, step, s, n_reserved))
             return;
         di_sched_remove(&c->queue, &s->item);
@@ -532,8 +528,7 @@ static int32_t first_row(const di_step *step, const di_step_row *row) {
 }
 
 /* Once the tokens before are committed: what each row of the step is drawn with. */
-static void fill_samples(di_core *c, di_step *step) {
-    (void)c;
+static void fill_samples(di_step *step) {
     for (int32_t i = 0; i < step->n_samples; i++) {
         di_step_row *row = &step->samples[i];
         di_sequence *s = row->seq;
@@ -760,7 +755,7 @@ bool di_core_step(di_core *c) {
     if (before)
         waited_ns += finish(c, before);
     if (is_formed) {
-        fill_samples(c, step);
+        fill_samples(step);
         di_runner_sample(&c->runner, step);
     }
     if (is_formed && c->options.is_sync) {
