@@ -140,6 +140,27 @@ static inline di_core_stats core_stats(const di_core *core) {
     return s;
 }
 
+/* A core on a model of its own, with a few calls. */
+typedef struct bench {
+    sim m;
+    di_core *core;
+    call calls[12];
+} bench;
+
+static inline bench *bench_open(const di_core_options *options) {
+    bench *b = calloc(1, sizeof *b);
+    assert_non_null(b);
+    sim_open(&b->m, 1);
+    b->core = sim_core(&b->m, options);
+    return b;
+}
+
+static inline void bench_close(bench *b) {
+    di_core_destroy(b->core);
+    sim_close(&b->m);
+    free(b);
+}
+
 /* Room for everything, one request at a time, every prompt in one piece. */
 static inline di_core_options core_ample(void) {
     return (di_core_options){.seqs_max = 1,

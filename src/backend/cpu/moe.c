@@ -40,6 +40,42 @@ void di_cpu_need_panel_moe(const di_limits *limits, di_cpu_need *need) {
     di_cpu_need_raise(need, logits + di_panel_gemm_bytes(limits->rows_max, h), (size_t)limits->experts_max);
 }
 
+/* ---- routing ---- */
+
+typedef struct route_job {
+    const di_moe_route_args *a;
+    const di_stream *stream;
+    float *logits;
+} route_job;
+
+static void route_row(void *ctx, int64_t row, int64_t n_rows, int worker) {
+    (void)n_rows;
+    const route_job *job = ctx;
+    di_cpu_route_row(job->a, row, job->logits + row * job->a->gate->n_out, di_cpu_worker(job->stream, worker));
+}
+
+di_status di_cpu_route_by(di_stream *stream, const di_moe_route_args *a, di_cpu_products products,
+                          size_t worker_bytes) {
+    int64_t n = a->x.n_rows, n_experts = a->gate->n_out;
+    size_t logits_bytes = di_cpu_piece((size_t)(n * n_experts) * sizeof(float));
+    if (!di_cpu_scratch_fits(stream, logits_bytes, DI_MAX((size_t)n_experts, worker_bytes)))
+        return DI_ERR_SHAPE;
+    route_job job = {a, stream, (float *)di_cpu_shared(stream)};
+    di_gemm_args product = {
+        .x = a->x,
+        .w = a->gate,
+        .out = {.dtype = DI_F32, .n_rows = n, .n_cols = n_experts, .stride = n_experts, .data = job.logits},
+    };
+    di_status st =
+        products(stream, &product, di_cpu_shared(stream) + logits_bytes, stream->dev->have.shared - logits_bytes);
+    if (st)
+        return st;
+    di_cpu_run(stream, route_row, &job, n, n * n_experts * 32);
+    return DI_OK;
+}
+
+/* ---- order ---- */
+
 /* Counting sort by expert; the shared expert has id n_experts - 1 of the dims. */
 void di_moe_order_start(di_moe_order *o) {
     const di_moe_args *a = o->a;

@@ -15,6 +15,10 @@
 bool di_cpu_route_fits(const di_moe_route_args *a);
 /* Writes idx and weight of a row from its logits [E], which become scores; chosen [E] is scratch. */
 void di_cpu_route_row(const di_moe_route_args *a, int64_t row, float *logits, uint8_t *chosen);
+/* A level's product, with scratch for it in the shared memory. */
+typedef di_status (*di_cpu_products)(di_stream *stream, const di_gemm_args *a, uint8_t *scratch, size_t scratch_bytes);
+/* moe_route with the logits of all rows from a product, then row by row; each worker has worker_bytes or more. */
+di_status di_cpu_route_by(di_stream *stream, const di_moe_route_args *a, di_cpu_products products, size_t worker_bytes);
 
 bool di_cpu_moe_fits(const di_moe_args *a);
 

@@ -17,37 +17,8 @@
 
 /* ---- moe_route ---- */
 
-typedef struct route_job {
-    const di_moe_route_args *a;
-    const di_stream *stream;
-    float *logits;
-} route_job;
-
-static void route_row(void *ctx, int64_t row, int64_t n_rows, int worker) {
-    (void)n_rows;
-    const route_job *job = ctx;
-    di_cpu_route_row(job->a, row, job->logits + row * job->a->gate->n_out, di_cpu_worker(job->stream, worker));
-}
-
 static di_status moe_route(di_stream *stream, const di_moe_route_args *a) {
-    if (!di_cpu_route_fits(a))
-        return DI_ERR_SHAPE;
-    int64_t n = a->x.n_rows, n_experts = a->gate->n_out;
-    size_t logits_bytes = di_cpu_piece((size_t)(n * n_experts) * sizeof(float));
-    if (!di_cpu_scratch_fits(stream, logits_bytes, (size_t)n_experts))
-        return DI_ERR_SHAPE;
-    route_job job = {a, stream, (float *)di_cpu_shared(stream)};
-    di_gemm_args product = {
-        .x = a->x,
-        .w = a->gate,
-        .out = {.dtype = DI_F32, .n_rows = n, .n_cols = n_experts, .stride = n_experts, .data = job.logits},
-    };
-    di_status st =
-        panel_gemm(stream, &product, di_cpu_shared(stream) + logits_bytes, stream->dev->have.shared - logits_bytes);
-    if (st)
-        return st;
-    di_cpu_run(stream, route_row, &job, n, n * n_experts * 32);
-    return DI_OK;
+    return di_cpu_route_fits(a) ? di_cpu_route_by(stream, a, panel_gemm, 0) : DI_ERR_SHAPE;
 }
 
 /* ---- moe ---- */

@@ -111,40 +111,13 @@ di_status di_wide_gemm(di_stream *stream, const di_gemm_args *a) {
 
 /* ---- moe_route ---- */
 
-typedef struct route_job {
-    const di_moe_route_args *a;
-    const di_stream *stream;
-    float *logits;
-} route_job;
-
-static void route_row(void *ctx, int64_t row, int64_t n_rows, int worker) {
-    (void)n_rows;
-    const route_job *job = ctx;
-    di_cpu_route_row(job->a, row, job->logits + row * job->a->gate->n_out, di_cpu_worker(job->stream, worker));
-}
-
 di_status di_wide_route(di_stream *stream, const di_moe_route_args *a) {
     const di_cpu_kernels *k = &stream->dev->kernels;
     if (!di_cpu_route_fits(a))
         return DI_ERR_SHAPE;
     if (!di_wide_takes(&a->x, a->gate) || !k->wide->is_best(a->gate->dtype, a->x.n_rows))
         return k->narrow_moe_route(stream, a);
-    int64_t n = a->x.n_rows, n_experts = a->gate->n_out;
-    size_t logits_bytes = di_cpu_piece((size_t)(n * n_experts) * sizeof(float));
-    if (!di_cpu_scratch_fits(stream, logits_bytes, DI_MAX((size_t)n_experts, di_wide_worker_bytes(k->wide, 1))))
-        return DI_ERR_SHAPE;
-    route_job job = {a, stream, (float *)di_cpu_shared(stream)};
-    di_gemm_args product = {
-        .x = a->x,
-        .w = a->gate,
-        .out = {.dtype = DI_F32, .n_rows = n, .n_cols = n_experts, .stride = n_experts, .data = job.logits},
-    };
-    di_status st =
-        products(stream, &product, di_cpu_shared(stream) + logits_bytes, stream->dev->have.shared - logits_bytes);
-    if (st)
-        return st;
-    di_cpu_run(stream, route_row, &job, n, n * n_experts * 32);
-    return DI_OK;
+    return di_cpu_route_by(stream, a, products, di_wide_worker_bytes(k->wide, 1));
 }
 
 void di_wide_need_gemm(const di_wide_engine *e, const di_limits *limits, di_cpu_need *need) {

@@ -3,12 +3,6 @@
  * gives alone with ample memory. */
 #include "core_rig.h"
 
-typedef struct bench {
-    sim m;
-    di_core *core;
-    call calls[6];
-} bench;
-
 static di_core_options edge_options(int mode) {
     return (di_core_options){.seqs_max = 4,
                              .batch_tokens_max = 256,
@@ -19,20 +13,6 @@ static di_core_options edge_options(int mode) {
                              .n_snapshots = 4,
                              .is_sync = mode & 1,
                              .has_prefix_cache = mode & 2};
-}
-
-static bench *bench_open(const di_core_options *options) {
-    bench *b = calloc(1, sizeof *b);
-    assert_non_null(b);
-    sim_open(&b->m, 1);
-    b->core = sim_core(&b->m, options);
-    return b;
-}
-
-static void bench_close(bench *b) {
-    di_core_destroy(b->core);
-    sim_close(&b->m);
-    free(b);
 }
 
 static void start_and_run(bench *b, int n) {

@@ -15,27 +15,6 @@ static di_core_options small_options(void) {
                              .n_snapshots = 4};
 }
 
-/* Core, model and a few calls. */
-typedef struct bench {
-    sim m;
-    di_core *core;
-    call calls[12];
-} bench;
-
-static bench *bench_open(const di_core_options *options) {
-    bench *b = calloc(1, sizeof *b);
-    assert_non_null(b);
-    sim_open(&b->m, 1);
-    b->core = sim_core(&b->m, options);
-    return b;
-}
-
-static void bench_close(bench *b) {
-    di_core_destroy(b->core);
-    sim_close(&b->m);
-    free(b);
-}
-
 static void steps(di_core *core, int n) {
     for (int i = 0; i < n; i++)
         di_core_step(core);
