@@ -13,55 +13,8 @@
 
 enum { REQUESTS = 64, ANSWER = 64, PROMPT_MIN = 16, PROMPT_MAX = 192, SHARED = 2000, OWN = 50, PREFIX_ANSWER = 8 };
 
-typedef struct watch {
-    int64_t n_tokens, n_done, first_ns;
-    int32_t tokens[ANSWER];
-    di_error error;
-} watch;
-
-static di_status on_event(void *user, const di_generation *gen, const di_core_event *event, di_error *err) {
-    (void)err;
-    watch *w = user;
-    if (event->kind == DI_CORE_TOKEN) {
-        w->n_tokens++;
-        w->first_ns = w->first_ns ? w->first_ns : di_clock_ns();
-    } else if (event->kind == DI_CORE_DONE) {
-        w->n_done++;
-        memcpy(w->tokens, gen->tokens, (size_t)DI_MIN(gen->n_tokens, ANSWER) * sizeof *w->tokens);
-        if (gen->finish == DI_FINISH_ERROR)
-            w->error = gen->error;
-    }
-    return DI_OK;
-}
-
 static int32_t random_id(const di_cli_model *m, uint64_t seed) {
     return (int32_t)(4 + di_mix64(seed) % (uint64_t)(m->loaded.config.vocab - 4));
-}
-
-static di_status submit(di_cli_model *m, const int32_t *ids, int64_t n, int64_t max_tokens, const char *salt, watch *w,
-                        di_error *err) {
-    *w = (watch){0};
-    di_submission sub = {.ids = ids,
-                         .n_ids = (size_t)n,
-                         .cache_salt = salt,
-                         .cache_salt_len = strlen(salt),
-                         .callback = on_event,
-                         .user = w};
-    di_sampling_init(&sub.sampling);
-    sub.sampling.temperature = 0;
-    sub.sampling.ignore_eos = true;
-    sub.sampling.max_tokens = max_tokens;
-    return di_core_submit(m->engine, &sub, NULL, err);
-}
-
-static di_status run_all(di_cli_model *m, const watch *w, int n, di_error *err) {
-    while (di_core_step(m->engine)) {
-    }
-    for (int i = 0; i < n; i++) {
-        if (w[i].n_done != 1 || w[i].error.code)
-            return di_fail(err, DI_ERR_INTERNAL, "request %d: %s", i, w[i].error.message);
-    }
-    return DI_OK;
 }
 
 /* ---- arrivals ---- */
@@ -69,7 +22,7 @@ static di_status run_all(di_cli_model *m, const watch *w, int n, di_error *err) 
 typedef struct load {
     int32_t prompts[REQUESTS][PROMPT_MAX];
     int64_t lens[REQUESTS];
-    watch watches[REQUESTS];
+    di_bench_watch watches[REQUESTS];
     double waits; /* share of the last run */
 } load;
 
@@ -86,9 +39,9 @@ static void make_load(const di_cli_model *m, load *l, uint64_t seed) {
 static di_status one_by_one(di_cli_model *m, load *l, double *seconds, di_error *err) {
     int64_t start_ns = di_clock_ns();
     for (int i = 0; i < REQUESTS; i++) {
-        di_status st = submit(m, l->prompts[i], l->lens[i], ANSWER, "a", &l->watches[i], err);
+        di_status st = di_bench_submit(m, l->prompts[i], l->lens[i], ANSWER, "a", &l->watches[i], err);
         if (!st)
-            st = run_all(m, &l->watches[i], 1, err);
+            st = di_bench_finish(m, &l->watches[i], 1, err);
         if (st)
             return st;
     }
@@ -98,7 +51,7 @@ static di_status one_by_one(di_cli_model *m, load *l, double *seconds, di_error 
 
 /* Seconds for all requests, which arrive at random within `span` seconds. Tokens are those of one_by_one. */
 static di_status arriving(di_cli_model *m, load *l, double span, uint64_t seed, double *seconds, di_error *err) {
-    watch *alone = malloc(sizeof l->watches);
+    di_bench_watch *alone = malloc(sizeof l->watches);
     int64_t at_ns[REQUESTS], start_ns = di_clock_ns();
     bool is_in[REQUESTS] = {false};
     int n_in = 0;
@@ -117,13 +70,13 @@ static di_status arriving(di_cli_model *m, load *l, double span, uint64_t seed, 
                 continue;
             is_in[i] = true;
             n_in++;
-            st = submit(m, l->prompts[i], l->lens[i], ANSWER, "b", &l->watches[i], err);
+            st = di_bench_submit(m, l->prompts[i], l->lens[i], ANSWER, "b", &l->watches[i], err);
         }
         if (!st && !di_core_step(m->engine))
             nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
     }
     if (!st)
-        st = run_all(m, l->watches, REQUESTS, err);
+        st = di_bench_finish(m, l->watches, REQUESTS, err);
     *seconds = (double)(di_clock_ns() - start_ns) * 1e-9;
     di_core_stats_get(m->engine, &after);
     l->waits = (double)(after.wait_ns - before.wait_ns) /
@@ -183,12 +136,12 @@ static di_status arrivals_rows(di_bench *b, di_cli_model *m, const wishes *wants
 
 /* ---- prefix ---- */
 
-static di_status first_token(di_cli_model *m, const int32_t *ids, const char *salt, watch *w, double *seconds,
+static di_status first_token(di_cli_model *m, const int32_t *ids, const char *salt, di_bench_watch *w, double *seconds,
                              di_error *err) {
     int64_t start_ns = di_clock_ns();
-    di_status st = submit(m, ids, SHARED + OWN, PREFIX_ANSWER, salt, w, err);
+    di_status st = di_bench_submit(m, ids, SHARED + OWN, PREFIX_ANSWER, salt, w, err);
     if (!st)
-        st = run_all(m, w, 1, err);
+        st = di_bench_finish(m, w, 1, err);
     *seconds = (double)(w->first_ns - start_ns) * 1e-9;
     return st;
 }
@@ -196,7 +149,7 @@ static di_status first_token(di_cli_model *m, const int32_t *ids, const char *sa
 static di_status prefix_run(di_cli_model *m, uint64_t seed, double *ratio, di_error *err) {
     int32_t ids[SHARED + OWN];
     char salt[2][32];
-    watch warm, cold;
+    di_bench_watch warm, cold;
     double warm_s = 0, cold_s = 1;
     snprintf(salt[0], sizeof salt[0], "%llu", (unsigned long long)seed);
     snprintf(salt[1], sizeof salt[1], "%llu again", (unsigned long long)seed);

@@ -10,35 +10,51 @@
 
 enum { PROMPT_TOKENS = 32, LAYERS_BATCH = 8 };
 
-typedef struct counter {
-    int64_t n; /* tokens so far */
-    di_error error;
-} counter;
-
-static di_status count_token(void *user, const di_generation *gen, const di_core_event *event, di_error *err) {
-    counter *c = user;
-    if (event->kind == DI_CORE_TOKEN)
-        c->n++;
-    if (event->kind == DI_CORE_DONE && gen->finish == DI_FINISH_ERROR)
-        c->error = gen->error;
-    (void)err;
-    return DI_OK;
-}
-
 static void fill_prompt(int32_t *ids, int64_t n, int32_t vocab, uint64_t seed) {
     ids[0] = 0;
     for (int64_t i = 1; i < n; i++)
         ids[i] = (int32_t)(4 + di_mix64(seed * 1000003 + (uint64_t)i) % (uint64_t)(vocab - 4));
 }
 
-static di_status submit(di_cli_model *m, const int32_t *ids, int64_t n, int64_t new_tokens, counter *c, di_error *err) {
-    di_submission s = {.ids = ids, .n_ids = (size_t)n, .callback = count_token, .user = c};
-    uint64_t id;
-    di_sampling_init(&s.sampling);
-    s.sampling.temperature = 0;
-    s.sampling.ignore_eos = true;
-    s.sampling.max_tokens = new_tokens;
-    return di_core_submit(m->engine, &s, &id, err);
+static di_status on_event(void *user, const di_generation *gen, const di_core_event *event, di_error *err) {
+    (void)err;
+    di_bench_watch *w = user;
+    if (event->kind == DI_CORE_TOKEN) {
+        w->n_tokens++;
+        w->first_ns = w->first_ns ? w->first_ns : di_clock_ns();
+    } else if (event->kind == DI_CORE_DONE) {
+        w->n_done++;
+        memcpy(w->tokens, gen->tokens, (size_t)DI_MIN(gen->n_tokens, DI_BENCH_ANSWER) * sizeof *w->tokens);
+        if (gen->finish == DI_FINISH_ERROR)
+            w->error = gen->error;
+    }
+    return DI_OK;
+}
+
+di_status di_bench_submit(di_cli_model *m, const int32_t *ids, int64_t n, int64_t n_tokens, const char *salt,
+                          di_bench_watch *w, di_error *err) {
+    di_submission sub = {.ids = ids,
+                         .n_ids = (size_t)n,
+                         .cache_salt = salt,
+                         .cache_salt_len = salt ? strlen(salt) : 0,
+                         .callback = on_event,
+                         .user = w};
+    *w = (di_bench_watch){0};
+    di_sampling_init(&sub.sampling);
+    sub.sampling.temperature = 0;
+    sub.sampling.ignore_eos = true;
+    sub.sampling.max_tokens = n_tokens;
+    return di_core_submit(m->engine, &sub, NULL, err);
+}
+
+di_status di_bench_finish(di_cli_model *m, const di_bench_watch *w, int n, di_error *err) {
+    while (di_core_step(m->engine)) {
+    }
+    for (int i = 0; i < n; i++) {
+        if (w[i].n_done != 1 || w[i].error.code)
+            return di_fail(err, DI_ERR_INTERNAL, "request %d: %s", i, w[i].error.message);
+    }
+    return DI_OK;
 }
 
 /* Bytes of weights that a step of n_rows rows reads at least: everything but Engram tables, draft module and the
@@ -68,14 +84,14 @@ static double step_bytes(const di_cli_model *m, int64_t n_rows) {
     return bytes;
 }
 
-/* Runs steps until every counter has reached n. */
-static di_status run_until(di_cli_model *m, const counter *c, int n_seqs, int64_t n, di_error *err) {
+/* Runs steps until every request has n tokens. */
+static di_status run_until(di_cli_model *m, const di_bench_watch *c, int n_seqs, int64_t n, di_error *err) {
     for (bool is_more = true;; is_more = di_core_step(m->engine)) {
         bool is_there = true;
         for (int i = 0; i < n_seqs; i++) {
             if (c[i].error.code)
                 return di_fail(err, c[i].error.code, "%s", c[i].error.message);
-            is_there = is_there && c[i].n >= n;
+            is_there = is_there && c[i].n_tokens >= n;
         }
         if (is_there)
             return DI_OK;
@@ -141,12 +157,12 @@ di_status di_bench_step_limit(di_bench *b, const di_cli_model *m, int64_t n_rows
 
 di_status di_bench_prefill_run(di_cli_model *m, int64_t n, uint64_t seed, double *rate, di_error *err) {
     int32_t *ids = malloc((size_t)n * sizeof *ids);
-    counter c = {0};
+    di_bench_watch c;
     if (!ids)
         return di_fail(err, DI_ERR_MEMORY, "a prompt of %lld tokens", (long long)n);
     fill_prompt(ids, n, m->loaded.config.vocab, seed);
     int64_t start_ns = di_clock_ns();
-    di_status st = submit(m, ids, n, 1, &c, err);
+    di_status st = di_bench_submit(m, ids, n, 1, NULL, &c, err);
     if (!st && !(st = run_until(m, &c, 1, 1, err)))
         *rate = (double)n / ((double)(di_clock_ns() - start_ns) * 1e-9);
     while (!st && di_core_step(m->engine)) {
@@ -211,22 +227,22 @@ di_status di_bench_prefill(di_bench *b, di_error *err) {
 
 di_status di_bench_decode_run(di_cli_model *m, int n_seqs, int64_t n_tokens, uint64_t seed, double *rate,
                               di_error *err) {
-    counter c[DI_BENCH_BATCH] = {{0}};
+    di_bench_watch c[DI_BENCH_BATCH];
     int32_t ids[PROMPT_TOKENS];
     di_status st = DI_OK;
     for (int s = 0; s < n_seqs && !st; s++) {
         fill_prompt(ids, PROMPT_TOKENS, m->loaded.config.vocab, seed * DI_BENCH_BATCH + (uint64_t)s);
-        st = submit(m, ids, PROMPT_TOKENS, n_tokens + 1, &c[s], err);
+        st = di_bench_submit(m, ids, PROMPT_TOKENS, n_tokens + 1, NULL, &c[s], err);
     }
     if (st || (st = run_until(m, c, n_seqs, 1, err)))
         return st;
     int64_t start_ns = di_clock_ns(), before = 0, after = 0;
     for (int s = 0; s < n_seqs; s++)
-        before += c[s].n;
+        before += c[s].n_tokens;
     while (di_core_step(m->engine)) {
     }
     for (int s = 0; s < n_seqs; s++)
-        after += c[s].n;
+        after += c[s].n_tokens;
     *rate = (double)(after - before) / ((double)(di_clock_ns() - start_ns) * 1e-9);
     return DI_OK;
 }

@@ -7,7 +7,20 @@
 
 #include "bench.h"
 
-enum { DI_BENCH_PREFILL = 512, DI_BENCH_DECODE = 64, DI_BENCH_BATCH = 16 };
+enum { DI_BENCH_PREFILL = 512, DI_BENCH_DECODE = 64, DI_BENCH_BATCH = 16, DI_BENCH_ANSWER = 96 };
+
+/* What came of a request. */
+typedef struct di_bench_watch {
+    int64_t n_tokens, n_done, first_ns;
+    int32_t tokens[DI_BENCH_ANSWER]; /* once it is done: the first of them */
+    di_error error;
+} di_bench_watch;
+
+/* A greedy request for n_tokens, end marks ignored; w is cleared and follows it. salt NULL: none. */
+di_status di_bench_submit(di_cli_model *m, const int32_t *ids, int64_t n, int64_t n_tokens, const char *salt,
+                          di_bench_watch *w, di_error *err);
+/* Runs until nothing is left. An error unless w [n] have all ended well. */
+di_status di_bench_finish(di_cli_model *m, const di_bench_watch *w, int n, di_error *err);
 
 /* Opens the model of the command line for steps of so many tokens and sequences, where its options don't say; with
  * draft_tokens 0 a token takes a row, as the limits have it. */

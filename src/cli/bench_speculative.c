@@ -8,7 +8,7 @@
  * Engines with and without drafts run in turn, with the same requests, and their answers are compared. */
 #include "bench_model.h"
 
-enum { ANSWER = 96, BATCHES = 3, BATCH_MAX = 16 };
+enum { BATCHES = 3, BATCH_MAX = 16 };
 
 static const int batches[BATCHES] = {1, 4, BATCH_MAX};
 
@@ -23,43 +23,18 @@ static const char *const beginnings[] = {
     "The children were sad because the rain",
 };
 
-typedef struct watch {
-    int64_t n_done;
-    int32_t tokens[ANSWER];
-    di_error error;
-} watch;
-
-static di_status on_event(void *user, const di_generation *gen, const di_core_event *event, di_error *err) {
-    watch *w = user;
-    (void)err;
-    if (event->kind != DI_CORE_DONE)
-        return DI_OK;
-    w->n_done++;
-    memcpy(w->tokens, gen->tokens, (size_t)DI_MIN(gen->n_tokens, ANSWER) * sizeof *w->tokens);
-    if (gen->finish == DI_FINISH_ERROR)
-        w->error = gen->error;
-    return DI_OK;
-}
-
-static di_status submit(di_cli_model *m, int which, watch *w, di_error *err) {
+static di_status submit(di_cli_model *m, int which, di_bench_watch *w, di_error *err) {
     const char *text = beginnings[which % (int)DI_COUNT(beginnings)];
     di_ids ids = {0};
-    *w = (watch){0};
     di_status st = di_tokenizer_encode(m->loaded.tok, text, strlen(text), false, &ids, err);
-    if (!st) {
-        di_submission sub = {.ids = ids.data, .n_ids = ids.len, .callback = on_event, .user = w};
-        di_sampling_init(&sub.sampling);
-        sub.sampling.temperature = 0;
-        sub.sampling.ignore_eos = true;
-        sub.sampling.max_tokens = ANSWER;
-        st = di_core_submit(m->engine, &sub, NULL, err);
-    }
+    if (!st)
+        st = di_bench_submit(m, ids.data, (int64_t)ids.len, DI_BENCH_ANSWER, NULL, w, err);
     di_ids_deinit(&ids);
     return st;
 }
 
 /* Tokens per second of as many requests as there are beginnings or more, n at once. */
-static di_status run(di_cli_model *m, int n, watch watches[BATCH_MAX], double *rate, di_error *err) {
+static di_status run(di_cli_model *m, int n, di_bench_watch watches[BATCH_MAX], double *rate, di_error *err) {
     int total = DI_MAX(n, (int)DI_COUNT(beginnings));
     int64_t start_ns = di_clock_ns();
     for (int at = 0; at < total; at += n) {
@@ -68,20 +43,17 @@ static di_status run(di_cli_model *m, int n, watch watches[BATCH_MAX], double *r
             if (st)
                 return st;
         }
-        while (di_core_step(m->engine)) {
-        }
+        di_status st = di_bench_finish(m, watches + at, DI_MIN(at + n, total) - at, err);
+        if (st)
+            return st;
     }
-    *rate = total * ANSWER / ((double)(di_clock_ns() - start_ns) * 1e-9);
-    for (int i = 0; i < total; i++) {
-        if (watches[i].n_done != 1 || watches[i].error.code)
-            return di_fail(err, DI_ERR_INTERNAL, "request %d: %s", i, watches[i].error.message);
-    }
+    *rate = total * DI_BENCH_ANSWER / ((double)(di_clock_ns() - start_ns) * 1e-9);
     return DI_OK;
 }
 
 /* Throughput with over without drafts for n requests at once. */
 static di_status ratio_of(di_cli_model *with, di_cli_model *without, int n, int turn, double *ratio, di_error *err) {
-    watch a[BATCH_MAX], b[BATCH_MAX];
+    di_bench_watch a[BATCH_MAX], b[BATCH_MAX];
     double rate_with = 1, rate_without = 1;
     di_status st = turn % 2 ? run(with, n, a, &rate_with, err) : run(without, n, b, &rate_without, err);
     if (!st)
@@ -105,7 +77,7 @@ static di_status open_with(di_bench *b, di_cli_model *m, int64_t draft_tokens, c
 
 static di_status length_row(di_bench *b, di_error *err) {
     di_cli_model m = {0};
-    watch w[BATCH_MAX];
+    di_bench_watch w[BATCH_MAX];
     double runs[1] = {0}, rate;
     di_status st = open_with(b, &m, b->opt->draft_tokens, "fixed", err);
     if (!st && m.loaded.plan.engine.draft_tokens == 0)
