@@ -1,6 +1,6 @@
-/* DeepInfer: inference for DeepSeek-V4.1-Flash. This header is the whole public API; text.h and status.h can be used
- * alone. Every function that can fail returns a di_status and takes a `di_error *` last, which may be NULL. Nothing in
- * the library exits or aborts on bad input or writes to standard output.
+/* DeepInfer: inference for DeepSeek-V4.1-Flash. This header is the whole public API; text.h, grammar.h and status.h can
+ * be used alone. Every function that can fail returns a di_status and takes a `di_error *` last, which may be NULL.
+ * Nothing in the library exits or aborts on bad input or writes to standard output.
  *
  * An engine loads a model and runs requests on a thread of its own; what comes of a request is told by a callback:
  *
@@ -19,6 +19,7 @@
 #ifndef DEEPINFER_DEEPINFER_H
 #define DEEPINFER_DEEPINFER_H
 
+#include "deepinfer/grammar.h"
 #include "deepinfer/status.h"
 #include "deepinfer/text.h"
 
@@ -103,9 +104,17 @@ typedef struct di_engine_config {
     int64_t replay_keep;      /* rows at the end of a prompt that the upper layers see; 0, the default: exact */
     int32_t draft_tokens;     /* that the draft module guesses ahead, where the model has one; default 5, 0: none. The
                                  results are the same */
-    const char *draft_policy; /* how many of them are verified: "cost" (the default) or "fixed": all */
-    bool has_prefix_cache;    /* the default: true */
-    bool is_sync;             /* every step is finished before the next is formed. False, the default, is faster */
+    const char *draft_policy; /* how many of them are verified: "cost" (the default), "reference": by the released
+                                 engine's algorithm, or "fixed": all */
+    const char *accept;       /* "coupled" (the default): results are the same without drafts; "rejection": their
+                                 distribution alone is */
+    const char *draft_temperatures; /* of the draft module's confidences: "1.2" or one for each draft, "1.2,1.1,..";
+                                       NULL, the default: learnt */
+    const char *step_times;         /* folder that keeps what was learnt of step times between runs; NULL, the default:
+                                       none */
+    int64_t step_times_ttl_s;       /* age from which on it is not read any more; default 604800 */
+    bool has_prefix_cache;          /* the default: true */
+    bool is_sync;          /* every step is finished before the next is formed. False, the default, is faster */
     int64_t queue_max;     /* samples that wait beyond the seqs_max that can run; more are refused with DI_ERR_BUSY. 0,
                               the default: no limit */
     double ttft_goal_ms;   /* time to first token that the scheduler aims at; 0, the default: none */
@@ -113,6 +122,10 @@ typedef struct di_engine_config {
     const char *blacklist; /* tokens that are never drawn: "0..3,7"; NULL, the default: none */
     const char *trace;     /* file that gets what ran when, as JSON for browsers' trace viewers; NULL: none */
     int64_t log_interval_steps; /* steps between lines of statistics in the log (level "info"); default 100, 0: none */
+    /* Grammars that outputs follow. */
+    int32_t grammar_threads;     /* that compile them; default 2 */
+    int64_t grammar_cache_bytes; /* of compiled ones that are kept; default 256 MiB, 0: none */
+    double grammar_timeout_s;    /* of one compilation; default 20 */
     /* Defaults of requests. */
     bool vendor_compat;                 /* JSON requests are read as the hosted service does */
     const char *reasoning;              /* of requests that name neither thinking nor effort: "none" (NULL too; with
@@ -170,6 +183,9 @@ typedef struct di_engine_request {
     const char *cache_salt; /* cached prefixes are shared only with the same salt; NULL: what the JSON says */
     int64_t deadline_ms;    /* from now; a request that takes longer ends with DI_ERR_CANCELLED. 0: never */
     uint32_t events;        /* which events the callback gets, DI_ENGINE_WANTS_ bits; DONE always comes. Default all */
+    /* What the output has to follow, with text and ids; at most one is not NULL. JSON requests name it themselves. A
+     * grammar is compiled beside the engine; one that can't be ends the request with its error. */
+    const char *json_schema, *regex, *ebnf;
 } di_engine_request;
 
 /* Sets the defaults. struct_size is sizeof *request. */
@@ -340,7 +356,11 @@ DI_API di_status di_engine_drain(di_engine *engine, int64_t timeout_ms, di_error
     X(int64_t, counter, cache_evicted_blocks, "blocks that the prefix cache gave up")                                  \
     X(int64_t, counter, cache_evicted_snapshots, "snapshots that the prefix cache gave up")                            \
     X(int64_t, gauge, is_replay_exact, "1 unless bounded replay is an approximation")                                  \
-    X(int64_t, gauge, replay_keep, "rows that bounded replay keeps; 0: off")
+    X(int64_t, gauge, replay_keep, "rows that bounded replay keeps; 0: off")                                           \
+    X(int64_t, gauge, saved_ns, "time that drafts have saved, by the model of step times; below 0: they cost")         \
+    X(int64_t, counter, n_tested, "drafts that acceptance by rejection has tested")                                    \
+    X(double, counter, expected_sum, "chances that these would be accepted, added up")                                 \
+    X(double, counter, bound_sum, "the least chances that coupled acceptance would have had, added up")
 
 typedef struct di_engine_stats_t {
     size_t struct_size; /* set to sizeof this structure before the call */

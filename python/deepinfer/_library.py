@@ -98,6 +98,10 @@ class Config(Structure):
         ("replay_keep", c_int64),
         ("draft_tokens", c_int32),
         ("draft_policy", c_char_p),
+        ("accept", c_char_p),
+        ("draft_temperatures", c_char_p),
+        ("step_times", c_char_p),
+        ("step_times_ttl_s", c_int64),
         ("has_prefix_cache", c_bool),
         ("is_sync", c_bool),
         ("queue_max", c_int64),
@@ -106,6 +110,9 @@ class Config(Structure):
         ("blacklist", c_char_p),
         ("trace", c_char_p),
         ("log_interval_steps", c_int64),
+        ("grammar_threads", c_int32),
+        ("grammar_cache_bytes", c_int64),
+        ("grammar_timeout_s", c_double),
         ("vendor_compat", c_bool),
         ("reasoning", c_char_p),
         ("sampling", POINTER(Sampling)),
@@ -131,6 +138,9 @@ class Request(Structure):
         ("cache_salt", c_char_p),
         ("deadline_ms", c_int64),
         ("events", c_uint32),
+        ("json_schema", c_char_p),
+        ("regex", c_char_p),
+        ("ebnf", c_char_p),
     ]
 
 

@@ -1,5 +1,6 @@
 """Sampling parameters, with the names that users of vLLM and of the reference engine know."""
 import copy
+import json
 import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Dict, List, Optional, Sequence, Union
@@ -22,13 +23,68 @@ def _check_ids(name, value):
         _fail(name, value, "token ids")
 
 
+_OWN_NAMES = ("extra", "seq_seed", "golden_token_ids", "top_logprobs", "structured_outputs", "so_args")
+
+
+def _format_of(given):
+    """The fields of a request line for structured outputs."""
+    if not isinstance(given, dict):
+        _fail("structured_outputs", given, "a dict")
+    given = {name: value for name, value in given.items() if value is not None and value is not False}
+    if len(given) != 1:
+        _fail("structured_outputs", given, "one of json, regex, grammar, choice and json_object")
+    [(name, value)] = given.items()
+    if name == "json":
+        return {"response_format": {"type": "json_schema", "json_schema": {"name": "output", "schema": _schema_of(value)}}}
+    if name == "json_object":
+        return {"response_format": {"type": "json_object"}}
+    if name in ("regex", "grammar"):
+        if not isinstance(value, str):
+            _fail(f"structured_outputs: {name}", value, "a string")
+        return {"ebnf" if name == "grammar" else name: value}
+    if name == "choice":
+        is_list = isinstance(value, (list, tuple)) and len(value) > 0
+        if not is_list or not all(isinstance(text, str) for text in value):
+            _fail("structured_outputs: choice", value, "a list of one string or more")
+        return {"choice": list(value)}
+    return _fail("structured_outputs", name, "json, regex, grammar, choice or json_object")
+
+
+def _schema_of(value):
+    """A JSON schema: a dict or a bool, or one as JSON text."""
+    schema = value
+    if isinstance(value, str):
+        try:
+            schema = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"structured_outputs: json: not JSON: {error}") from None
+    if not isinstance(schema, (dict, bool)):
+        _fail("structured_outputs: json", value, "a JSON schema as a dict, a bool or JSON text")
+    return schema
+
+
+def _structured_of(so_args):
+    """Structured outputs by the reference engine's names."""
+    kinds = {"json": "json", "regex": "regex", "ebnf": "grammar"}
+    if not isinstance(so_args, dict):
+        _fail("so_args", so_args, "a dict")
+    for name in so_args:
+        if name not in ("schema_type", "schema"):
+            _fail("so_args", name, "schema_type and schema")
+    if so_args.get("schema_type") not in kinds or so_args.get("schema") is None:
+        _fail("so_args", so_args, f"a schema_type of {', '.join(kinds)} and a schema")
+    return {kinds[so_args["schema_type"]]: so_args["schema"]}
+
+
 @dataclass
 class SamplingParams:
     """How tokens are drawn.
 
     The defaults are the engine's own (docs/interface.md): in particular max_tokens is what the context leaves, up to 8192
     and more with thinking. `seed` also goes by `seq_seed`, `forced_token_ids` by `golden_token_ids`, and `logprobs` by
-    `top_logprobs`. `extra` holds further fields of a request line as they are.
+    `top_logprobs`. `structured_outputs` says what the output has to follow: {"json": schema}, {"regex": text},
+    {"grammar": EBNF}, {"choice": [text, ..]} or {"json_object": True}; the reference engine's name is `so_args`, with
+    "schema_type" and "schema". `extra` holds further fields of a request line as they are.
     """
 
     n: int = 1
@@ -52,6 +108,8 @@ class SamplingParams:
     forced_token_ids: Optional[Sequence[int]] = None
     priority: int = 0
     cache_salt: Optional[str] = None
+    structured_outputs: Optional[Dict[str, Any]] = None
+    so_args: Optional[Dict[str, Any]] = None
     extra: Dict[str, Any] = field(default_factory=dict)
     seq_seed: Optional[int] = None
     golden_token_ids: Optional[Sequence[int]] = None
@@ -66,6 +124,13 @@ class SamplingParams:
                 raise ValueError(f"{name} {getattr(self, name)!r} and {alias} {value!r} are two names of one thing")
             setattr(self, name, value)
             setattr(self, alias, None)
+        if self.so_args is not None:
+            if self.structured_outputs is not None:
+                raise ValueError("structured_outputs and so_args are two names of one thing")
+            self.structured_outputs = _structured_of(self.so_args)
+            self.so_args = None
+        if self.structured_outputs is not None:
+            _format_of(self.structured_outputs)
         if isinstance(self.stop, str):
             self.stop = [self.stop]
         if self.stop is not None:
@@ -150,9 +215,11 @@ class SamplingParams:
         line = dict(self.extra)
         for f in fields(self):
             value = getattr(self, f.name)
-            if f.name in ("extra", "seq_seed", "golden_token_ids", "top_logprobs") or value is None or value == f.default:
+            if f.name in _OWN_NAMES or value is None or value == f.default:
                 continue
             line[f.name] = value
+        if self.structured_outputs is not None:
+            line.update(_format_of(self.structured_outputs))
         if self.seed is not None:
             line["seed"] = self.seed % 2**64
         if self.logit_bias:

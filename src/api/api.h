@@ -14,6 +14,7 @@
 #include "engine/sample/sample.h"
 #include "text/text.h"
 
+#include "constrain.h"
 #include "line.h"
 #include "reply.h"
 
@@ -27,25 +28,6 @@ typedef enum di_api_kind {
 /* "chat", "responses", "messages", "line"; false for another name. */
 bool di_api_kind_parse(const char *name, di_api_kind *kind);
 
-/* How bodies are read. */
-typedef struct di_request_options {
-    bool vendor_compat;     /* the hosted service's defaults, clamps and refusals */
-    int effort_default;     /* of requests that name neither thinking nor effort: 0 = no thinking, else 1..100 */
-    bool require_reasoning; /* refuse a history with tools in thinking mode whose assistant messages lack reasoning */
-    bool refuse_web_search; /* responses: refuse the server tool that is dropped otherwise */
-    bool drop_server_tools; /* messages: drop the server tools that are refused otherwise */
-    const char *model_name; /* vendor_compat: accepted beside the service's own names; may be NULL; borrowed */
-    di_sampling sampling;   /* defaults of fields that a request does not name (the command line's) */
-} di_request_options;
-
-/* Our own behaviour (thinking off) or the hosted service's (thinking on, effort 75). */
-void di_request_options_init(di_request_options *options, bool vendor_compat);
-
-/* `none`, `low`, `high`, `max`, `1`..`100`, as of --reasoning: 0 for none, else the effort. DI_ERR_ARG otherwise. */
-di_status di_effort_parse(const char *text, int *effort, di_error *err);
-
-typedef enum di_input_kind { DI_INPUT_CHAT, DI_INPUT_TEXT, DI_INPUT_IDS } di_input_kind;
-
 /* What the sampler is asked to enforce, as the hosted service hands it on. */
 typedef enum di_constraint_kind {
     DI_CONSTRAINT_NONE,
@@ -56,6 +38,28 @@ typedef enum di_constraint_kind {
     DI_CONSTRAINT_TOOL_CALL,         /* text: the tool list; content or calls */
     DI_CONSTRAINT_TOOL_CALL_REQUIRED /* text: the tool list; calls only */
 } di_constraint_kind;
+
+/* How bodies are read. */
+typedef struct di_request_options {
+    bool vendor_compat;     /* the hosted service's defaults, clamps and refusals */
+    int effort_default;     /* of requests that name neither thinking nor effort: 0 = no thinking, else 1..100 */
+    bool require_reasoning; /* refuse a history with tools in thinking mode whose assistant messages lack reasoning */
+    bool refuse_web_search; /* responses: refuse the server tool that is dropped otherwise */
+    bool drop_server_tools; /* messages: drop the server tools that are refused otherwise */
+    const char *model_name; /* vendor_compat: accepted beside the service's own names; may be NULL; borrowed */
+    di_sampling sampling;   /* defaults of fields that a request does not name (the command line's) */
+    /* The format of requests that name none: JSON (a schema), REGEX or EBNF; text is borrowed. */
+    di_constraint_kind format;
+    di_chat_text format_text;
+} di_request_options;
+
+/* Our own behaviour (thinking off) or the hosted service's (thinking on, effort 75). */
+void di_request_options_init(di_request_options *options, bool vendor_compat);
+
+/* `none`, `low`, `high`, `max`, `1`..`100`, as of --reasoning: 0 for none, else the effort. DI_ERR_ARG otherwise. */
+di_status di_effort_parse(const char *text, int *effort, di_error *err);
+
+typedef enum di_input_kind { DI_INPUT_CHAT, DI_INPUT_TEXT, DI_INPUT_IDS } di_input_kind;
 
 /* Why a body was refused, filled when di_request_parse fails. */
 typedef enum di_refusal_kind {
@@ -98,17 +102,13 @@ typedef struct di_request {
     di_chat_text caller;     /* {NULL, 0} when absent: who asks (`user`; of messages, metadata.user_id) */
 
     di_parser_options parse; /* how the output is to be parsed; its stop strings are sampling.stop */
-    /* Thinking with tool choice `required` or a named tool (not with vendor_compat): the ids of di_prompt_open_calls
-     * are forced after END_THINK. A run path that does not do it must refuse the request. */
-    bool forces_calls_after_thinking;
-
     di_constraint_kind constraint;
     di_chat_text constraint_text;
-    /* The output must match a schema, an expression, a grammar or a choice (also when tools make `constraint` a tool
-     * call's). A run path without grammars must refuse the request: the constraint is never dropped. */
-    bool has_constraint;
-    di_constraint_kind format_constraint; /* that constraint: NONE, JSON, REGEX, EBNF or CHOICE */
+    /* What content must match, also where tools make `constraint` a tool call's: NONE, JSON, REGEX, EBNF or CHOICE. */
+    di_constraint_kind format_constraint;
     di_chat_text format_text;
+    bool names_format;  /* also where it is plain text: then no default format applies */
+    bool is_format_lax; /* of a schema, keywords that can't be guaranteed are left out instead of refused */
 
     bool is_stream, stream_usage;
     size_t n_images;

@@ -51,7 +51,6 @@ static void ticket_destroy(di_engine_ticket *t) {
         di_reply_deinit(&t->samples[i].reply);
     free(t->samples);
     di_ids_deinit(&t->ids);
-    di_ids_deinit(&t->forced);
     di_request_deinit(&t->request);
     free(t);
 }
@@ -88,17 +87,6 @@ static di_status check_prompt(const di_engine *e, const di_engine_ticket *t, di_
     return di_sampling_check_vocab(&t->request.sampling, e->loaded.config.vocab, err);
 }
 
-/* The opening of a call block, which follows the end of thinking where a call is required. */
-static di_status make_forced(const di_engine *e, di_ids *ids, di_error *err) {
-    di_prompt prompt = {0};
-    di_prompt_open_calls(&prompt);
-    di_status st = di_strbuf_status(&prompt.text, err);
-    if (!st)
-        st = di_prompt_encode(&prompt, e->loaded.tok, &e->vocab, ids, err);
-    di_prompt_deinit(&prompt);
-    return st;
-}
-
 static di_status ticket_fill(di_engine *e, di_engine_ticket *t, const di_engine_request *given, di_error *err) {
     di_request *q = &t->request;
     di_status st = di_engine_request_parse(q, given, &e->defaults, err);
@@ -109,8 +97,6 @@ static di_status ticket_fill(di_engine *e, di_engine_ticket *t, const di_engine_
         st = di_fail(err, DI_ERR_REQUEST, "%s", e->vocab_error.message);
     if (!st)
         st = di_request_encode(q, e->loaded.tok, &e->vocab, NULL, &t->ids, err);
-    if (!st && q->forces_calls_after_thinking)
-        st = make_forced(e, &t->forced, err);
     if (!st)
         st = check_prompt(e, t, err);
     if (st)
@@ -130,6 +116,20 @@ static di_status ticket_fill(di_engine *e, di_engine_ticket *t, const di_engine_
     return DI_OK;
 }
 
+/* With the lock held. */
+static void put_into_inbox(di_engine *e, di_engine_ticket *t) {
+    if (e->inbox_last) {
+        e->inbox_last->next = t;
+    } else {
+        e->inbox = t;
+    }
+    e->inbox_last = t;
+    t->is_in_inbox = true;
+    pthread_cond_signal(&e->work);
+}
+
+/* Gives the ticket its number; false: the engine is closed. It comes into the inbox unless its grammar is to come
+ * first. From here on it may be gone any time. */
 static bool enqueue(di_engine *e, di_engine_ticket *t, uint64_t *id) {
     pthread_mutex_lock(&e->mutex);
     bool is_open = !atomic_load(&e->is_closed);
@@ -141,16 +141,22 @@ static bool enqueue(di_engine *e, di_engine_ticket *t, uint64_t *id) {
         bucket = bucket_of(e, t->id);
         t->next_live = *bucket;
         *bucket = t;
-        if (e->inbox_last) {
-            e->inbox_last->next = t;
-        } else {
-            e->inbox = t;
-        }
-        e->inbox_last = t;
-        pthread_cond_signal(&e->work);
+        t->is_known = true;
+        if (!t->compiling || t->is_compiled)
+            put_into_inbox(e, t);
     }
     pthread_mutex_unlock(&e->mutex);
     return is_open;
+}
+
+static void on_compiled(void *user) {
+    di_engine_ticket *t = user;
+    di_engine *e = t->engine;
+    pthread_mutex_lock(&e->mutex);
+    t->is_compiled = true;
+    if (t->is_known)
+        put_into_inbox(e, t);
+    pthread_mutex_unlock(&e->mutex);
 }
 
 di_status di_engine_submit(di_engine *e, const di_engine_request *request, di_engine_callback callback, void *user,
@@ -179,10 +185,13 @@ di_status di_engine_submit(di_engine *e, const di_engine_request *request, di_en
         ticket_destroy(t);
         return fail_busy(e, err);
     }
-    if (!enqueue(e, t, id)) {
+    if (di_request_is_constrained(&t->request))
+        st = di_constrainer_start(&e->constrainer, &t->request, on_compiled, t, &t->compiling, err);
+    if (st || !enqueue(e, t, id)) {
+        di_grammar_job_cancel(t->compiling);
         give_places_back(e, n);
         ticket_destroy(t);
-        return fail_busy(e, err);
+        return st ? st : fail_busy(e, err);
     }
     return DI_OK;
 }
@@ -361,12 +370,13 @@ static di_status on_event(void *user, const di_generation *gen, const di_core_ev
 /* ---- the engine's thread ------------------------------------------------------------------------------------------
  */
 
-/* A request that the core refuses ends like any other. */
+/* A request that the core refuses ends like any other, and one that was aborted before (err NULL). */
 static void refuse_ticket(di_engine_ticket *t, di_status st, const di_error *err) {
     static const int32_t none[1]; /* lists without items are not NULL */
+    static const di_error no_error;
     di_generation gen = {
-        .finish = DI_FINISH_ERROR,
-        .error = *err,
+        .finish = err ? DI_FINISH_ERROR : DI_FINISH_ABORT,
+        .error = err ? *err : no_error,
         .text = "",
         .prompt = none,
         .tokens = none,
@@ -380,18 +390,43 @@ static void refuse_ticket(di_engine_ticket *t, di_status st, const di_error *err
     }
 }
 
+/* The grammar that the ticket's output follows, compiled by now; NULL: none. */
+static di_status take_grammar(di_engine *e, di_engine_ticket *t, di_grammar **grammar, di_grammar_source *source,
+                              const di_constraint_source **constraint, di_error *err) {
+    const di_grammar_vocab *vocab;
+    *grammar = NULL;
+    *constraint = NULL;
+    if (!t->compiling)
+        return DI_OK;
+    di_grammar_job *job = t->compiling;
+    t->compiling = NULL;
+    di_status st = di_constrain_context(&t->request, di_grammar_job_take(job, grammar, err), err);
+    if (!st)
+        st = di_constrainer_vocab(&e->constrainer, &vocab, err);
+    if (!st)
+        *constraint = di_grammar_source_init(source, *grammar, vocab);
+    return st;
+}
+
 static void hand_over(di_engine *e, di_engine_ticket *t, bool is_aborted) {
     const di_request *q = &t->request;
     di_error err = {0};
+    di_grammar *grammar;
+    di_grammar_source source;
+    const di_constraint_source *constraint;
+    di_status st = take_grammar(e, t, &grammar, &source, &constraint, &err);
+    if (st) {
+        di_grammar_release(grammar);
+        refuse_ticket(t, st, &err);
+        return;
+    }
     di_submission submission = {
         .ids = t->ids.data,
         .n_ids = t->ids.len,
         .sampling = q->sampling,
         .n = t->n,
         .parse = q->input == DI_INPUT_CHAT ? &q->parse : NULL,
-        .force_after = e->has_vocab ? e->vocab.ids[DI_CHAT_END_THINK] : -1,
-        .force_ids = t->forced.data,
-        .n_force = t->forced.len,
+        .constraint = constraint,
         .forced_first = q->forced,
         .n_forced_first = q->n_forced,
         .priority = q->priority,
@@ -404,15 +439,40 @@ static void hand_over(di_engine *e, di_engine_ticket *t, bool is_aborted) {
         .user = t,
     };
     submission.sampling.max_tokens = t->max_tokens;
-    di_status st = di_core_submit(e->core, &submission, &t->core_id, &err);
+    st = di_core_submit(e->core, &submission, &t->core_id, &err);
+    di_grammar_release(grammar);
     if (st) {
         refuse_ticket(t, st, &err);
         return;
     }
     di_ids_deinit(&t->ids);
-    di_ids_deinit(&t->forced);
     if (is_aborted)
         di_core_abort(e->core, t->core_id);
+}
+
+/* Ends a request that waits for its grammar; one whose grammar has just come is in the inbox instead, and ends there.
+ */
+static void end_compiling(di_engine *e, di_engine_ticket *t) {
+    if (!t->compiling)
+        return;
+    di_grammar_job_cancel(t->compiling);
+    t->compiling = NULL;
+    pthread_mutex_lock(&e->mutex);
+    bool is_in_inbox = t->is_in_inbox;
+    pthread_mutex_unlock(&e->mutex);
+    if (!is_in_inbox)
+        refuse_ticket(t, DI_OK, NULL);
+}
+
+/* Nobody submits any more: what waits for a grammar ends now. */
+static void end_all_compiling(di_engine *e) {
+    for (int i = 0; i < DI_ENGINE_BUCKETS; i++) {
+        for (di_engine_ticket *t = e->live[i], *next; t; t = next) {
+            next = t->next_live;
+            if (!t->core_id)
+                end_compiling(e, t);
+        }
+    }
 }
 
 /* Waits until there is something to do, unless the core has work, and takes it. A request that was aborted before it
@@ -429,6 +489,11 @@ static bool take_work(di_engine *e, bool is_busy) {
             di_core_abort(e->core, t->core_id);
     }
     pthread_mutex_unlock(&e->mutex);
+    for (di_engine_ticket *t = aborted, *next; t; t = next) {
+        next = t->next_aborted;
+        if (!t->core_id)
+            end_compiling(e, t);
+    }
     for (di_engine_ticket *t = inbox, *next; t; t = next) {
         next = t->next;
         pthread_mutex_lock(&e->mutex);
@@ -444,8 +509,11 @@ static void *run_engine(void *arg) {
     bool is_busy = false, is_stopping = false;
     while (is_busy || !is_stopping) {
         is_stopping = take_work(e, is_busy);
-        if (is_stopping)
+        if (is_stopping) {
+            end_all_compiling(e);
+            take_work(e, true); /* requests whose grammars have come since, the last that come here */
             di_core_abort_all(e->core);
+        }
         is_busy = di_core_step(e->core);
         di_engine_stats_publish(e);
     }
@@ -480,7 +548,13 @@ static di_status open_engine(di_engine *e, const di_engine_config *config, di_er
     if (config->trace && (st = di_trace_open(&e->trace, config->trace, err)))
         return st;
     load.trace = e->trace;
-    if ((st = di_load_open(&e->loaded, &load, err)) || (st = di_load_core(&e->loaded, &e->core, err)))
+    const di_constrain_options constrain = {
+        .n_threads = config->grammar_threads,
+        .cache_bytes = (size_t)config->grammar_cache_bytes,
+        .timeout_ns = (int64_t)llround(config->grammar_timeout_s * 1e9),
+    };
+    if ((st = di_load_open(&e->loaded, &load, err)) || (st = di_load_core(&e->loaded, &e->core, err)) ||
+        (st = di_constrainer_init(&e->constrainer, &e->loaded, &constrain, err)))
         return st;
     e->pending_max = config->queue_max > 0 ? config->queue_max + config->seqs_max : 0;
     if (e->loaded.tok) {
@@ -498,6 +572,7 @@ static di_status open_engine(di_engine *e, const di_engine_config *config, di_er
 static void close_engine(di_engine *e) {
     di_error err = {0};
     di_core_destroy(e->core);
+    di_constrainer_deinit(&e->constrainer);
     di_load_close(&e->loaded);
     if (di_trace_close(e->trace, &err))
         di_warn("%s", err.message);

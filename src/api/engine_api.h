@@ -6,6 +6,9 @@
  *   caller's thread   check, encode, take a place, put into the inbox ........ | put into the chain of aborts
  *   engine's thread   ... take inbox and chain, hand them to the core, step, callbacks, publish numbers | ...
  *
+ * A request whose output follows a grammar comes into the inbox when the grammar is compiled, from a thread of the
+ * compiling service.
+ *
  * No lock is held while a callback runs. */
 #ifndef DI_ENGINE_API_H
 #define DI_ENGINE_API_H
@@ -29,7 +32,10 @@ struct di_engine_ticket {
     di_engine *engine;
     uint64_t id;
     di_request request; /* owned */
-    di_ids ids, forced; /* owned; empty once the core has its copies */
+    di_ids ids;         /* owned; empty once the core has its copies */
+    /* Compiles its grammar: owned, from before others know the ticket to the moment that the engine's thread takes or
+     * cancels it. NULL: it has none, or none any more. */
+    di_grammar_job *compiling;
     uint32_t events;
     int64_t max_tokens, deadline_ns;
     int32_t n, n_left; /* samples; those without their DONE event */
@@ -38,10 +44,10 @@ struct di_engine_ticket {
     di_engine_sample *samples; /* owned [n] */
     uint64_t core_id;          /* 0: not submitted to the core */
     /* lock: engine->mutex */
-    di_engine_ticket *next;         /* in the inbox */
-    di_engine_ticket *next_aborted; /* in the chain of aborts */
-    di_engine_ticket *next_live;    /* in a bucket of the table of ids */
-    bool is_aborted;
+    di_engine_ticket *next;                              /* in the inbox */
+    di_engine_ticket *next_aborted;                      /* in the chain of aborts */
+    di_engine_ticket *next_live;                         /* in a bucket of the table of ids */
+    bool is_aborted, is_known, is_compiled, is_in_inbox; /* known: it has its number */
 };
 
 enum { DI_ENGINE_BUCKETS = 1024 };
@@ -49,6 +55,7 @@ enum { DI_ENGINE_BUCKETS = 1024 };
 struct di_engine {
     di_loaded loaded; /* owned, with core and trace; not written after create */
     di_core *core;
+    di_constrainer constrainer;
     di_trace *trace;
     di_chat_vocab vocab;
     bool has_vocab; /* false: vocab_error says why messages can't be encoded */

@@ -48,6 +48,11 @@ void di_engine_config_init(di_engine_config *config, size_t struct_size) {
         .replay = "off",
         .draft_tokens = 5,
         .draft_policy = "cost",
+        .accept = "coupled",
+        .step_times_ttl_s = 604800,
+        .grammar_threads = 2,
+        .grammar_cache_bytes = (int64_t)256 << 20,
+        .grammar_timeout_s = 20,
         .has_prefix_cache = true,
         .log_interval_steps = 100,
     };
@@ -227,6 +232,9 @@ static di_status check_limits(const di_engine_config *c, di_error *err) {
         {"kv_bytes", c->kv_bytes, 0, INT64_MAX},
         {"replay_keep", c->replay_keep, 0, 16777216},
         {"draft_tokens", c->draft_tokens, 0, DI_SPEC_DRAFTS_MAX},
+        {"step_times_ttl_s", c->step_times_ttl_s, 1, 1000000000},
+        {"grammar_threads", c->grammar_threads, 1, 256},
+        {"grammar_cache_bytes", c->grammar_cache_bytes, 0, INT64_MAX},
         {"queue_max", c->queue_max, 0, INT64_MAX / 2},
         {"log_interval_steps", c->log_interval_steps, 0, INT64_MAX},
     };
@@ -247,18 +255,23 @@ static di_status read_goal(const char *name, double ms, int64_t *out_ns, di_erro
 
 di_status di_engine_load_options(di_load_options *out, const di_engine_config *c, di_error *err) {
     static const char *const numerics[] = {"faithful", "exact"}, *const replays[] = {"off", "mask", "compact"},
-                             *const policies[] = {"cost", "fixed"};
+                             *const policies[] = {"cost", "reference", "fixed"},
+                             *const accepts[] = {"coupled", "rejection"};
+    static const di_spec_policy policy_of[] = {DI_SPEC_COST, DI_SPEC_REFERENCE, DI_SPEC_FIXED};
     static const di_replay replay_of[] = {DI_REPLAY_OFF, DI_REPLAY_MASK, DI_REPLAY_COMPACT};
-    int numerics_at = 0, replay_at = 0, policy_at = 0;
+    int numerics_at = 0, replay_at = 0, policy_at = 0, accept_at = 0;
     int64_t ttft_ns = 0, tpot_ns = 0;
     di_status st;
     if ((st = check_limits(c, err)) ||
         (st = read_word("numerics", c->numerics, numerics, (int)DI_COUNT(numerics), &numerics_at, err)) ||
         (st = read_word("replay", c->replay, replays, (int)DI_COUNT(replays), &replay_at, err)) ||
         (st = read_word("draft_policy", c->draft_policy, policies, (int)DI_COUNT(policies), &policy_at, err)) ||
+        (st = read_word("accept", c->accept, accepts, (int)DI_COUNT(accepts), &accept_at, err)) ||
         (st = read_goal("ttft_goal_ms", c->ttft_goal_ms, &ttft_ns, err)) ||
         (st = read_goal("tpot_goal_ms", c->tpot_goal_ms, &tpot_ns, err)))
         return st;
+    if (!(c->grammar_timeout_s > 0 && c->grammar_timeout_s <= 1e6))
+        return di_fail(err, DI_ERR_ARG, "grammar_timeout_s: %g, expected more than 0, up to 1e6", c->grammar_timeout_s);
     if (!c->model && c->dummy_layers == 0)
         return di_fail(err, DI_ERR_ARG, "model: NULL, expected a folder with config.json and the weights");
     *out = (di_load_options){
@@ -279,7 +292,11 @@ di_status di_engine_load_options(di_load_options *out, const di_engine_config *c
         .replay = replay_of[replay_at],
         .replay_keep = c->replay_keep,
         .draft_tokens = c->draft_tokens,
-        .draft_policy = policy_at ? DI_SPEC_FIXED : DI_SPEC_COST,
+        .draft_policy = policy_of[policy_at],
+        .accept = accept_at ? DI_SPEC_REJECTION : DI_SPEC_COUPLED,
+        .draft_temperatures = c->draft_temperatures,
+        .step_times_dir = c->step_times,
+        .step_times_ttl_s = c->step_times_ttl_s,
         .has_prefix_cache = c->has_prefix_cache,
         .is_sync = c->is_sync,
         .context_sum_max = c->context_sum_max,
@@ -313,6 +330,19 @@ static di_status own_text(di_request *q, const char *text, size_t len, di_chat_t
     return out->data ? DI_OK : di_fail(err, DI_ERR_MEMORY, "text of %zu bytes", len);
 }
 
+static di_status take_format(di_request *q, const di_engine_request *r, di_error *err) {
+    if (!r->json_schema && !r->regex && !r->ebnf)
+        return DI_OK;
+    if (r->json_schema && !*r->json_schema) /* no text at all would stand for any object */
+        return di_fail(err, DI_ERR_REQUEST, "json_schema: an empty text, expected a JSON schema");
+    const char *text = r->json_schema ? r->json_schema : r->regex ? r->regex : r->ebnf;
+    q->format_constraint = r->json_schema ? DI_CONSTRAINT_JSON : r->regex ? DI_CONSTRAINT_REGEX : DI_CONSTRAINT_EBNF;
+    di_status st = own_text(q, text, strlen(text), &q->format_text, err);
+    q->constraint = q->format_constraint;
+    q->constraint_text = q->format_text;
+    return st;
+}
+
 /* What a request line of the same content would have been read to. */
 static di_status from_structure(di_request *q, const di_engine_request *r, di_error *err) {
     di_engine_sampling sampling;
@@ -328,6 +358,8 @@ static di_status from_structure(di_request *q, const di_engine_request *r, di_er
     q->n_forced = sampling.n_forced;
     q->n = sampling.n;
     q->has_max_tokens = sampling.max_tokens > 0;
+    if ((st = take_format(q, r, err)))
+        return st;
     if (r->text) {
         if (!di_utf8_valid(r->text, r->text_len))
             return di_fail(err, DI_ERR_REQUEST, "the prompt is not UTF-8");
@@ -354,6 +386,12 @@ di_status di_engine_request_parse(di_request *q, const di_engine_request *r, con
     int n_inputs = (r->json != NULL) + (r->text != NULL) + (r->ids != NULL);
     if (n_inputs != 1)
         return di_fail(err, DI_ERR_ARG, "di_engine_request: %d of json, text and ids are set, expected 1", n_inputs);
+    int n_formats = (r->json_schema != NULL) + (r->regex != NULL) + (r->ebnf != NULL);
+    if (n_formats > 1)
+        return di_fail(err, DI_ERR_ARG, "di_engine_request: %d of json_schema, regex and ebnf are set, expected one",
+                       n_formats);
+    if (n_formats && r->json)
+        return di_fail(err, DI_ERR_ARG, "di_engine_request: a format beside json, expected it in the JSON");
     if (r->deadline_ms < 0 || r->deadline_ms > INT64_MAX / 2000000)
         return di_fail(err, DI_ERR_RANGE, "deadline_ms: %lld, expected 0 or more, up to %lld",
                        (long long)r->deadline_ms, (long long)(INT64_MAX / 2000000));

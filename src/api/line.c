@@ -6,18 +6,6 @@
 
 /* What a request may ask for that has to be done or refused, never dropped. */
 di_status di_line_check(const di_request *request, di_error *err) {
-    if (request->has_constraint) {
-        static const char *const names[] = {
-            [DI_CONSTRAINT_JSON] = "response_format",
-            [DI_CONSTRAINT_REGEX] = "regex",
-            [DI_CONSTRAINT_EBNF] = "ebnf",
-            [DI_CONSTRAINT_CHOICE] = "choice",
-        };
-        bool is_format =
-            request->format_constraint == DI_CONSTRAINT_REGEX && request->chat.format == DI_CHAT_FORMAT_REGEX;
-        return di_fail(err, DI_ERR_REQUEST, "'%s' is not supported yet: outputs can't be held to a format",
-                       is_format ? "response_format" : names[request->format_constraint]);
-    }
     if (request->n_images > 0) {
         const di_chat_text path = request->images[0]->path;
         return di_fail(err, DI_ERR_REQUEST, "'%.*s' is an image, images are not supported yet",

@@ -65,7 +65,6 @@ static di_status set_constraints(di_reader *r) {
         q->format_constraint = DI_CONSTRAINT_JSON;
         st = di_reader_keep(r, &text, &q->format_text);
     }
-    q->has_constraint = q->format_constraint != DI_CONSTRAINT_NONE;
     q->constraint = q->format_constraint;
     q->constraint_text = q->format_text;
     if (st == DI_OK && di_chat_offers_tools(&q->chat)) {
@@ -76,6 +75,27 @@ static di_status set_constraints(di_reader *r) {
         st = di_reader_keep(r, &text, &q->constraint_text);
     }
     return st;
+}
+
+/* The caller's format, where the request names none. */
+static di_status apply_default_format(di_reader *r) {
+    const di_request_options *o = r->options;
+    di_request *q = r->req;
+    if (o->format == DI_CONSTRAINT_NONE || q->names_format || q->format_constraint != DI_CONSTRAINT_NONE ||
+        q->chat.format != DI_CHAT_FORMAT_TEXT)
+        return DI_OK;
+    if (o->format != DI_CONSTRAINT_JSON) {
+        q->format_constraint = o->format;
+        q->format_text = o->format_text;
+        return DI_OK;
+    }
+    di_json *schema = NULL;
+    di_status st = di_json_parse(&schema, o->format_text.data, o->format_text.len, r->err);
+    if (st)
+        return di_error_context(r->err, st, "the JSON schema");
+    q->chat.format = DI_CHAT_FORMAT_JSON_SCHEMA;
+    q->chat.schema = schema;
+    return di_reader_own(r, schema);
 }
 
 /* A system message may load deferred tools; their calls are parsed like those of tools offered from the start. */
@@ -114,9 +134,10 @@ di_status di_finish_request(di_reader *r) {
     if (q->vendor_compat && q->input == DI_INPUT_CHAT) {
         clamp_sampling(q);
     }
-    di_status st = set_constraints(r);
+    di_status st = apply_default_format(r);
+    if (!st)
+        st = set_constraints(r);
     bool is_forced = is_call_constraint(q) && q->chat.tool_choice == DI_CHAT_CHOICE_REQUIRED;
-    q->forces_calls_after_thinking = is_forced && q->chat.thinking;
     q->parse = (di_parser_options){
         .stage = di_chat_stage_of(&q->chat),
         .has_tools = is_call_constraint(q) || loads_tools(&q->chat),

@@ -151,6 +151,7 @@ di_status di_read_format(di_reader *r, const di_json *format, const char *at, bo
         return DI_OK;
     }
     di_chat_text type, text = {0};
+    r->req->names_format = true;
     di_status st = di_need_string(r, format, at, "type", &type);
     if (st || di_text_is(type, "text")) {
         return st;
@@ -194,6 +195,11 @@ di_status di_read_format(di_reader *r, const di_json *format, const char *at, bo
     if ((st = set_format(r, at, DI_CONSTRAINT_JSON, text))) {
         return st;
     }
+    bool is_strict = true;
+    if ((st = di_read_bool(r, holder, place.text, "strict", &is_strict, NULL))) {
+        return st;
+    }
+    r->req->is_format_lax = !is_strict;
     r->req->chat.format = DI_CHAT_FORMAT_JSON_SCHEMA;
     r->req->chat.schema = schema;
     return DI_OK;

@@ -253,6 +253,9 @@ static di_status set_value(di_options *opt, int id, const char *name, const char
         if (!word && strcmp(row->words, "on|off") == 0 && parse_bool(text, &is_on)) {
             word = is_on ? "on" : "off"; /* a switch that reads as a word takes what other switches take */
         }
+        if (!word && row == &di_option_rows[DI_OPT_draft_policy] && parse_bool(text, &is_on)) {
+            word = is_on ? "cost" : "fixed"; /* its other name is a switch in the released engine */
+        }
         is_ok = word != NULL;
         if (is_ok) {
             *(const char **)field = word;

@@ -16,7 +16,8 @@ static const struct {
     [DI_GROUP_OUTPUT] = {"Output", "In which form results are printed."},
 };
 
-static const char *const command_names[] = {"run", "chat", "bench", "tokenize", "encode", "parse", "info", "version"};
+static const char *const command_names[] = {"run",   "chat", "bench",   "tokenize", "encode",
+                                            "parse", "info", "version", "grammar"};
 
 const char *di_command_name(unsigned command) {
     for (size_t i = 0; i < DI_COUNT(command_names); i++) {
@@ -40,7 +41,7 @@ void di_option_accepted(di_strbuf *out, const di_option_row *row) {
         di_strbuf_printf(out, "an integer from %lld to %lld", (long long)row->int_min, (long long)row->int_max);
         break;
     case DI_OPTION_BYTES:
-        di_strbuf_puts(out, "a number of bytes above 0, as 1500000, 800M or 6G");
+        di_strbuf_printf(out, "a number of bytes%s, as 1500000, 800M or 6G", row->int_min > 0 ? " above 0" : "");
         break;
     case DI_OPTION_U64:
         di_strbuf_puts(out, "an integer");

@@ -1,18 +1,28 @@
-/* Clock, randomness, hashing, UTF-8 and number readers.
+/* Clock, randomness, the CPU's name, hashing, UTF-8 and number readers.
  *
  * UTF-8 follows Unicode table 3-7: no surrogates, no overlong forms, nothing above U+10FFFF. Replacement follows the
  * "maximal subpart" practice, one U+FFFD for each, which is what Python, Rust and browsers do. */
 #include "util.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <locale.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/utsname.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "error.h"
+
+int64_t di_clock_wall_s(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return t.tv_sec;
+}
 
 int64_t di_clock_ns(void) {
     struct timespec now;
@@ -27,6 +37,71 @@ uint64_t di_random_u64(void) {
         DI_ASSERT(errno == EINTR);
     }
     return value;
+}
+
+/* Value of the first line "key<spaces and tabs>: value", without spaces around it; NULL when there is none or it is
+ * empty. */
+static const char *line_value(const char *text, const char *key, size_t *len) {
+    size_t key_len = strlen(key);
+    for (const char *line = text; *line; line += *line == '\n') {
+        size_t line_len = strcspn(line, "\n");
+        const char *end = line + line_len;
+        if (line_len > key_len && memcmp(line, key, key_len) == 0) {
+            const char *at = line + key_len + strspn(line + key_len, " \t");
+            if (*at == ':') {
+                at += 1 + strspn(at + 1, " \t");
+                while (end > at && (end[-1] == ' ' || end[-1] == '\t')) {
+                    end--;
+                }
+                *len = (size_t)(end - at);
+                return *len > 0 ? at : NULL;
+            }
+        }
+        line += line_len;
+    }
+    return NULL;
+}
+
+void di_cpu_name_from(const char *cpuinfo, char *out, size_t n) {
+    size_t len = 0, part_len = 0;
+    const char *name = line_value(cpuinfo, "model name", &len);
+    if (name) {
+        snprintf(out, n, "%.*s", (int)len, name);
+        return;
+    }
+    struct utsname system = {0};
+    const char *machine = uname(&system) == 0 ? system.machine : "cpu";
+    long n_processors = sysconf(_SC_NPROCESSORS_CONF);
+    const char *implementer = line_value(cpuinfo, "CPU implementer", &len);
+    const char *part = line_value(cpuinfo, "CPU part", &part_len);
+    if (implementer && part) {
+        snprintf(out, n, "%s %.*s %.*s, %ld processors", machine, (int)len, implementer, (int)part_len, part,
+                 n_processors);
+    } else {
+        snprintf(out, n, "%s, %ld processors", machine, n_processors);
+    }
+}
+
+void di_cpu_name(char *out, size_t n) {
+    /* All that is asked for stands in the first processor's lines; a machine of many has a file of megabytes. */
+    char text[4096];
+    size_t n_read = 0;
+    int fd = open("/proc/cpuinfo", O_RDONLY | O_CLOEXEC);
+    while (fd >= 0 && n_read < sizeof text - 1) {
+        ssize_t got = read(fd, text + n_read, sizeof text - 1 - n_read);
+        if (got < 0 && errno == EINTR) {
+            continue;
+        }
+        if (got <= 0) {
+            break;
+        }
+        n_read += (size_t)got;
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    text[n_read] = '\0';
+    di_cpu_name_from(text, out, n);
 }
 
 uint64_t di_hash_fnv1a(const void *data, size_t n) {

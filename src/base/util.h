@@ -1,4 +1,4 @@
-/* Small things: monotonic clock, system randomness, FNV-1a and splitmix, UTF-8, minimum and maximum. */
+/* Small things: monotonic clock, system randomness, the CPU's name, FNV-1a and splitmix, UTF-8, minimum and maximum. */
 #ifndef DI_BASE_UTIL_H
 #define DI_BASE_UTIL_H
 
@@ -14,8 +14,16 @@
 #define DI_CEIL_DIV(a, b) (((a) + (b)-1) / (b))
 #define DI_ROUND_UP(a, b) (DI_CEIL_DIV(a, b) * (b))
 
-int64_t di_clock_ns(void);    /* monotonic */
-uint64_t di_random_u64(void); /* from the system */
+int64_t di_clock_ns(void);     /* monotonic */
+int64_t di_clock_wall_s(void); /* since 1970; can be set and jump: for dates of files alone */
+uint64_t di_random_u64(void);  /* from the system */
+
+/* The CPU's model name, to tell machines apart by: "Intel(R) Xeon(R) Gold 6430". Where the system knows none, as on
+ * most ARM machines, its architecture, what it calls the core, and the number of processors: "aarch64 0x41 0xd0c, 64
+ * processors". Cut to n - 1 bytes, never empty for n > 1. */
+void di_cpu_name(char *out, size_t n);
+/* The same from the beginning of a /proc/cpuinfo, as text. */
+void di_cpu_name_from(const char *cpuinfo, char *out, size_t n);
 
 uint64_t di_hash_fnv1a(const void *data, size_t n);
 uint64_t di_mix64(uint64_t z); /* the finaliser of splitmix64 */

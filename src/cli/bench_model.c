@@ -31,20 +31,21 @@ static di_status on_event(void *user, const di_generation *gen, const di_core_ev
     return DI_OK;
 }
 
+di_status di_bench_follow(di_cli_model *m, di_submission *sub, di_bench_watch *w, di_error *err) {
+    *w = (di_bench_watch){0};
+    sub->callback = on_event;
+    sub->user = w;
+    return di_core_submit(m->engine, sub, NULL, err);
+}
+
 di_status di_bench_submit(di_cli_model *m, const int32_t *ids, int64_t n, int64_t n_tokens, const char *salt,
                           di_bench_watch *w, di_error *err) {
-    di_submission sub = {.ids = ids,
-                         .n_ids = (size_t)n,
-                         .cache_salt = salt,
-                         .cache_salt_len = salt ? strlen(salt) : 0,
-                         .callback = on_event,
-                         .user = w};
-    *w = (di_bench_watch){0};
+    di_submission sub = {.ids = ids, .n_ids = (size_t)n, .cache_salt = salt, .cache_salt_len = salt ? strlen(salt) : 0};
     di_sampling_init(&sub.sampling);
     sub.sampling.temperature = 0;
     sub.sampling.ignore_eos = true;
     sub.sampling.max_tokens = n_tokens;
-    return di_core_submit(m->engine, &sub, NULL, err);
+    return di_bench_follow(m, &sub, w, err);
 }
 
 di_status di_bench_finish(di_cli_model *m, const di_bench_watch *w, int n, di_error *err) {
@@ -84,14 +85,13 @@ static double step_bytes(const di_cli_model *m, int64_t n_rows) {
     return bytes;
 }
 
-/* Runs steps until every request has n tokens. */
-static di_status run_until(di_cli_model *m, const di_bench_watch *c, int n_seqs, int64_t n, di_error *err) {
+di_status di_bench_run_until(di_cli_model *m, const di_bench_watch *w, int n, int64_t n_tokens, di_error *err) {
     for (bool is_more = true;; is_more = di_core_step(m->engine)) {
         bool is_there = true;
-        for (int i = 0; i < n_seqs; i++) {
-            if (c[i].error.code)
-                return di_fail(err, c[i].error.code, "%s", c[i].error.message);
-            is_there = is_there && c[i].n_tokens >= n;
+        for (int i = 0; i < n; i++) {
+            if (w[i].error.code)
+                return di_fail(err, w[i].error.code, "%s", w[i].error.message);
+            is_there = is_there && w[i].n_tokens >= n_tokens;
         }
         if (is_there)
             return DI_OK;
@@ -163,7 +163,7 @@ di_status di_bench_prefill_run(di_cli_model *m, int64_t n, uint64_t seed, double
     fill_prompt(ids, n, m->loaded.config.vocab, seed);
     int64_t start_ns = di_clock_ns();
     di_status st = di_bench_submit(m, ids, n, 1, NULL, &c, err);
-    if (!st && !(st = run_until(m, &c, 1, 1, err)))
+    if (!st && !(st = di_bench_run_until(m, &c, 1, 1, err)))
         *rate = (double)n / ((double)(di_clock_ns() - start_ns) * 1e-9);
     while (!st && di_core_step(m->engine)) {
     }
@@ -227,14 +227,14 @@ di_status di_bench_prefill(di_bench *b, di_error *err) {
 
 di_status di_bench_decode_run(di_cli_model *m, int n_seqs, int64_t n_tokens, uint64_t seed, double *rate,
                               di_error *err) {
-    di_bench_watch c[DI_BENCH_BATCH];
+    di_bench_watch c[DI_BENCH_BATCH] = {0};
     int32_t ids[PROMPT_TOKENS];
     di_status st = DI_OK;
     for (int s = 0; s < n_seqs && !st; s++) {
         fill_prompt(ids, PROMPT_TOKENS, m->loaded.config.vocab, seed * DI_BENCH_BATCH + (uint64_t)s);
         st = di_bench_submit(m, ids, PROMPT_TOKENS, n_tokens + 1, NULL, &c[s], err);
     }
-    if (st || (st = run_until(m, c, n_seqs, 1, err)))
+    if (st || (st = di_bench_run_until(m, c, n_seqs, 1, err)))
         return st;
     int64_t start_ns = di_clock_ns(), before = 0, after = 0;
     for (int s = 0; s < n_seqs; s++)

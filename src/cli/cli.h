@@ -14,6 +14,7 @@ int di_cmd_bench(const di_options *opt);
 int di_cmd_tokenize(const di_options *opt);
 int di_cmd_encode(const di_options *opt);
 int di_cmd_parse(const di_options *opt);
+int di_cmd_grammar(const di_options *opt);
 int di_cmd_info(const di_options *opt);
 int di_cmd_version(const di_options *opt);
 

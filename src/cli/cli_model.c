@@ -7,6 +7,8 @@
 
 #include "cli_model.h"
 
+#define FORMAT_BYTES_MAX ((size_t)16 << 20) /* of a schema or a grammar */
+
 /* ---- options ------------------------------------------------------------------------------------------------------
  */
 
@@ -29,7 +31,11 @@ void di_cli_load_options(di_load_options *out, const di_options *opt) {
         .replay = DI_REPLAY_OFF,
         .replay_keep = opt->replay_keep,
         .draft_tokens = (int32_t)opt->draft_tokens,
-        .draft_policy = strcmp(opt->draft_policy, "fixed") == 0 ? DI_SPEC_FIXED : DI_SPEC_COST,
+        .draft_policy = DI_SPEC_COST,
+        .accept = strcmp(opt->accept, "rejection") == 0 ? DI_SPEC_REJECTION : DI_SPEC_COUPLED,
+        .draft_temperatures = opt->draft_temperatures,
+        .step_times_dir = opt->step_times,
+        .step_times_ttl_s = opt->step_times_ttl,
         .has_prefix_cache = !opt->no_prefix_cache,
         .is_sync = strcmp(opt->async, "off") == 0,
         .queue_max = opt->max_queue,
@@ -39,6 +45,10 @@ void di_cli_load_options(di_load_options *out, const di_options *opt) {
         .log_interval_steps = opt->log_interval,
         .blacklist = opt->token_blacklist,
     };
+    if (strcmp(opt->draft_policy, "fixed") == 0)
+        out->draft_policy = DI_SPEC_FIXED;
+    if (strcmp(opt->draft_policy, "reference") == 0)
+        out->draft_policy = DI_SPEC_REFERENCE;
     if (strcmp(opt->replay, "mask") == 0)
         out->replay = DI_REPLAY_MASK;
     if (strcmp(opt->replay, "compact") == 0)
@@ -84,6 +94,46 @@ static di_status set_stops(di_cli_model *m, const di_options *opt, di_error *err
     m->defaults.sampling.stop = opt->stop.items;
     m->defaults.sampling.stop_len = len;
     return DI_OK;
+}
+
+/* The format of the command line: at most one of --json-schema, --regex and --ebnf. */
+static di_status set_format(di_cli_model *m, const di_options *opt, di_error *err) {
+    const struct {
+        const char *flag, *value;
+        di_constraint_kind kind;
+        bool is_file;
+    } formats[] = {
+        {"--json-schema", opt->json_schema, DI_CONSTRAINT_JSON, true},
+        {"--regex", opt->regex, DI_CONSTRAINT_REGEX, false},
+        {"--ebnf", opt->ebnf, DI_CONSTRAINT_EBNF, true},
+    };
+    const char *first = NULL;
+    for (size_t i = 0; i < DI_COUNT(formats); i++) {
+        if (!formats[i].value)
+            continue;
+        if (first)
+            return di_fail(err, DI_ERR_ARG, "%s and %s: expected one of them", first, formats[i].flag);
+        first = formats[i].flag;
+        m->defaults.format = formats[i].kind;
+        if (formats[i].is_file) {
+            di_status st = di_file_read(formats[i].value, FORMAT_BYTES_MAX, &m->format, err);
+            if (st == DI_ERR_NOT_FOUND) /* of the model's files that is another fault */
+                err->code = st = DI_ERR_ARG;
+            if (st)
+                return di_error_context(err, st, "%s", formats[i].flag);
+            m->defaults.format_text = (di_chat_text){m->format.data, m->format.len};
+        } else {
+            m->defaults.format_text = (di_chat_text){formats[i].value, strlen(formats[i].value)};
+        }
+    }
+    di_json *schema = NULL;
+    if (m->defaults.format != DI_CONSTRAINT_JSON)
+        return DI_OK;
+    di_status st = di_json_parse(&schema, m->format.data, m->format.len, err);
+    di_json_free(schema);
+    if (st == DI_ERR_FORMAT)
+        err->code = st = DI_ERR_ARG;
+    return di_error_context(err, st, "--json-schema '%s'", opt->json_schema);
 }
 
 /* ---- loading ------------------------------------------------------------------------------------------------------
@@ -160,9 +210,17 @@ di_status di_cli_model_open_traced(di_cli_model *m, const di_options *opt, const
     if (!st)
         st = set_stops(m, opt, err);
     if (!st)
+        st = set_format(m, opt, err);
+    if (!st)
         st = open_model(m, opt, trace, err);
     if (!st)
         st = di_load_core(&m->loaded, &m->engine, err);
+    if (!st)
+        st = di_constrainer_init(&m->constrainer, &m->loaded,
+                                 &(di_constrain_options){.n_threads = (int)opt->grammar_threads,
+                                                         .cache_bytes = (size_t)opt->grammar_cache,
+                                                         .timeout_ns = (int64_t)((double)opt->grammar_timeout * 1e9)},
+                                 err);
     if (st) {
         di_cli_model_close(m);
         return st;
@@ -178,48 +236,40 @@ di_status di_cli_model_open_traced(di_cli_model *m, const di_options *opt, const
 void di_cli_model_close(di_cli_model *m) {
     di_core_destroy(m->engine);
     m->engine = NULL;
+    di_constrainer_deinit(&m->constrainer);
     di_load_close(&m->loaded);
     di_cli_trace_close(m->trace);
     m->trace = NULL;
     free((void *)m->defaults.sampling.stop_len);
     m->defaults.sampling.stop_len = NULL;
     m->defaults.sampling.n_stop = 0;
+    di_strbuf_deinit(&m->format);
 }
 
 /* ---- requests -----------------------------------------------------------------------------------------------------
  */
 
-/* The opening of a call block, which follows the end of thinking where a call is required. */
-static di_status make_forced(const di_cli_model *m, di_ids *ids, di_error *err) {
-    di_prompt prompt = {0};
-    di_prompt_open_calls(&prompt);
-    di_status st = di_strbuf_status(&prompt.text, err);
-    if (!st)
-        st = di_prompt_encode(&prompt, m->loaded.tok, &m->vocab, ids, err);
-    di_prompt_deinit(&prompt);
-    return st;
-}
-
-di_status di_cli_submit(di_cli_model *m, const di_request *request, di_core_callback callback, void *user, uint64_t *id,
-                        di_error *err) {
-    di_ids ids = {0}, forced = {0};
+/* Hands a request over, with the grammar that its output follows; NULL: none. */
+static di_status submit(di_cli_model *m, const di_request *request, di_grammar *grammar, di_core_callback callback,
+                        void *user, uint64_t *id, di_error *err) {
+    di_ids ids = {0};
+    di_grammar_source source;
+    const di_grammar_vocab *vocab = NULL;
     bool is_chat = request->input == DI_INPUT_CHAT;
     di_status st = di_line_check(request, err);
     if (!st && request->input != DI_INPUT_IDS && !(m->loaded.tok && (m->has_vocab || !is_chat)))
         st = di_fail(err, DI_ERR_REQUEST, "%s", m->vocab_error.message);
     if (!st)
         st = di_request_encode(request, m->loaded.tok, &m->vocab, NULL, &ids, err);
-    if (!st && request->forces_calls_after_thinking)
-        st = make_forced(m, &forced, err);
+    if (!st && grammar)
+        st = di_constrainer_vocab(&m->constrainer, &vocab, err);
     if (!st) {
         di_submission submission = {
             .ids = ids.data,
             .n_ids = ids.len,
             .sampling = request->sampling,
             .parse = is_chat ? &request->parse : NULL,
-            .force_after = m->vocab.ids[DI_CHAT_END_THINK],
-            .force_ids = forced.data,
-            .n_force = forced.len,
+            .constraint = grammar ? di_grammar_source_init(&source, grammar, vocab) : NULL,
             .n = (int32_t)request->n,
             .forced_first = request->forced,
             .n_forced_first = request->n_forced,
@@ -236,7 +286,26 @@ di_status di_cli_submit(di_cli_model *m, const di_request *request, di_core_call
         st = di_core_submit(m->engine, &submission, id, err);
     }
     di_ids_deinit(&ids);
-    di_ids_deinit(&forced);
+    return st;
+}
+
+di_status di_cli_submit(di_cli_model *m, const di_request *request, di_core_callback callback, void *user, uint64_t *id,
+                        di_error *err) {
+    di_grammar *grammar;
+    di_status st = di_constrainer_compile(&m->constrainer, request, &grammar, err);
+    if (!st)
+        st = submit(m, request, grammar, callback, user, id, err);
+    di_grammar_release(grammar);
+    return st;
+}
+
+di_status di_cli_submit_job(di_cli_model *m, const di_request *request, di_grammar_job *job, di_core_callback callback,
+                            void *user, uint64_t *id, di_error *err) {
+    di_grammar *grammar = NULL;
+    di_status st = job ? di_constrain_context(request, di_grammar_job_take(job, &grammar, err), err) : DI_OK;
+    if (!st)
+        st = submit(m, request, grammar, callback, user, id, err);
+    di_grammar_release(grammar);
     return st;
 }
 
@@ -276,13 +345,7 @@ void di_cli_print_stats(const di_cli_model *m) {
     fprintf(stderr, "tokens: %lld of prompts, %lld of answers, in %lld steps; forward %.3f s, sampling %.3f s\n",
             (long long)s.prompt_tokens, (long long)s.output_tokens, (long long)s.n_steps, seconds(s.forward_ns),
             seconds(s.sample_ns));
-    if (s.n_draft_rounds)
-        fprintf(
-            stderr,
-            "drafts: %lld of %lld verified ones were right in %lld rounds of a request, %.2f tokens a round; drafting "
-            "%.3f s\n",
-            (long long)s.accepted_tokens, (long long)s.draft_tokens, (long long)s.n_draft_rounds,
-            1 + (double)s.accepted_tokens / (double)s.n_draft_rounds, seconds(s.draft_ns));
+    di_cli_print_draft_stats(&s);
     fprintf(stderr, "prefix cache: %lld tokens of prompts from %lld hits of %lld, %d blocks and %d snapshots kept\n",
             (long long)s.cached_tokens, (long long)s.cache_hits, (long long)s.cache_queries, s.blocks_cached,
             s.snapshots);

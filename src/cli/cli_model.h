@@ -10,10 +10,12 @@ typedef struct di_cli_model {
     di_loaded loaded; /* owned */
     di_core *engine;  /* owned */
     di_trace *trace;  /* owned; NULL: off, or another's */
+    di_constrainer constrainer;
     di_chat_vocab vocab;
     bool has_vocab; /* false: vocab_error says why messages can't be encoded */
     di_error vocab_error;
     di_request_options defaults; /* of requests, from the command line */
+    di_strbuf format;            /* the file that a format of it lies in */
     int64_t start_ns;
 } di_cli_model;
 
@@ -32,12 +34,17 @@ di_status di_cli_trace_open(di_trace **out, const di_options *opt, di_error *err
 /* Closes a trace, and logs when it is incomplete: what it was about is done and stays done. */
 void di_cli_trace_close(di_trace *trace);
 
-/* Checks, renders and queues a request; the callback gets its events. */
+/* Checks, renders and queues a request; the callback gets its events. Waits for its grammar, if it has one. */
 di_status di_cli_submit(di_cli_model *m, const di_request *request, di_core_callback callback, void *user, uint64_t *id,
                         di_error *err);
+/* The same with the job that compiles its grammar (di_constrainer_start), which ends here; NULL: it has none. */
+di_status di_cli_submit_job(di_cli_model *m, const di_request *request, di_grammar_job *job, di_core_callback callback,
+                            void *user, uint64_t *id, di_error *err);
 
 /* --stats: times, speeds and memory of everything that ran, on standard error. */
 void di_cli_print_stats(const di_cli_model *m);
+/* Its lines about drafts; none where there were none. */
+void di_cli_print_draft_stats(const di_core_stats *s);
 /* --stats: one request. */
 void di_cli_print_request_stats(const di_generation *gen);
 

@@ -10,9 +10,9 @@ typedef struct bench_entry {
 } bench_entry;
 
 static const bench_entry benches[] = {
-    {"kernels", di_bench_kernels},     {"prefill", di_bench_prefill},     {"decode", di_bench_decode},
-    {"batch", di_bench_batch},         {"scheduler", di_bench_scheduler}, {"speculative", di_bench_speculative},
-    {"tokenizer", di_bench_tokenizer},
+    {"kernels", di_bench_kernels}, {"prefill", di_bench_prefill},     {"decode", di_bench_decode},
+    {"batch", di_bench_batch},     {"scheduler", di_bench_scheduler}, {"speculative", di_bench_speculative},
+    {"grammar", di_bench_grammar}, {"tokenizer", di_bench_tokenizer},
 };
 
 bool di_bench_wants(di_bench *b, const char *name) {
@@ -42,7 +42,7 @@ di_status di_bench_row(di_bench *b, const char *name, double *runs, int n, const
                        const char *limit_kind, di_error *err) {
     di_strbuf out = {0};
     double value = di_bench_median(runs, n);
-    double spread = value > 0 ? (runs[n - 1] - runs[0]) / value : 0;
+    double spread = value == 0 ? 0 : (runs[n - 1] - runs[0]) / (value < 0 ? -value : value); /* a loss may be a gain */
     if (b->opt->json) {
         di_strbuf_printf(&out, "{\"bench\":\"%s\",\"name\":\"%s\",\"value\":%.6g,\"unit\":\"%s\",", b->what, name,
                          value, unit);

@@ -198,6 +198,8 @@ static void put_plan(di_strbuf *out, const di_options *opt, const di_config *c, 
     di_strbuf_printf(out, "%d, ", plan->engine.n_snapshots);
     put_bytes(out, 0, (uint64_t)plan->engine.n_snapshots * m->slot_bytes);
     di_strbuf_putc(out, '\n');
+    if (plan->draft_bytes)
+        put_size(out, "drafts of sequences", plan->draft_bytes);
     put_size(out, "KV block", m->page_bytes);
     put_label(out, "KV a token");
     di_strbuf_printf(out, "%.2f bytes\n", (double)m->page_bytes / DI_PAGE_TOKENS);

@@ -15,6 +15,7 @@
 
 #define PROMPT_BYTES_MAX ((size_t)1 << 30)
 #define JOBS_MAX 1024 /* lines of a batch that are in memory at once */
+#define HELD_MAX 16   /* of those, lines that wait for their grammar or for room in the engine's queue */
 
 /* ---- one prompt ---------------------------------------------------------------------------------------------------
  */
@@ -205,20 +206,22 @@ typedef struct job_sample {
 
 typedef struct job job;
 struct job {
-    job *next;
+    job *next, *next_held;
     struct batch *batch;
     di_request request;
-    job_sample *samples; /* owned [n]; NULL when the line was refused */
-    di_strbuf refused;   /* the result of a line that was */
-    int32_t n, n_left;   /* samples, and those that still run */
+    job_sample *samples;       /* owned [n]; NULL when the line was refused */
+    di_strbuf refused;         /* the result of a line that was */
+    di_grammar_job *compiling; /* its grammar, before it is handed to the engine; NULL: has none, or none any more */
+    int32_t n, n_left;         /* samples, and those that still run */
 };
 
 typedef struct batch {
     di_cli_model model;
     di_line_reader reader;
     job *first, *last; /* in the order of the lines */
-    job *held;         /* the last one, when it waits for room in the engine's queue; else NULL */
+    job *held;         /* the first in a list of those that wait, for a grammar or for room in the engine's queue */
     int64_t n_jobs;
+    int32_t n_held;
     bool is_end, is_interrupted, has_failed;
     const di_options *opt;
 } batch;
@@ -282,22 +285,49 @@ static bool is_queue_full(const batch *b, int32_t n) {
     return s.n_waiting + n > b->opt->max_queue;
 }
 
-/* Hands a job to the engine, or holds it back as long as the queue is full. */
-static void submit_job(batch *b, job *j) {
+/* Hands a job to the engine; false: it has to wait, as its grammar is not compiled or the queue is full. With nothing
+ * else to do its grammar is waited for here. */
+static bool submit_job(batch *b, job *j) {
     di_error err = {0};
     di_status st = DI_OK;
-    b->held = NULL;
-    if (b->opt->max_queue > 0 && j->n > b->opt->max_queue) {
+    if (b->opt->max_queue > 0 && j->n > b->opt->max_queue)
         st = di_fail(&err, DI_ERR_REQUEST, "n: %d, expected 1 to %lld: --max-queue has room for no more", j->n,
                      (long long)b->opt->max_queue);
-    } else if (is_queue_full(b, j->n)) {
-        b->held = j;
-        return;
+    else if (is_queue_full(b, j->n) ||
+             (j->compiling && di_core_pending(b->model.engine) > 0 && !di_grammar_job_is_done(j->compiling)))
+        return false;
+    if (!st) {
+        di_grammar_job *compiled = j->compiling;
+        j->compiling = NULL;
+        st = di_cli_submit_job(&b->model, &j->request, compiled, on_job, j, NULL, &err);
     }
-    if (!st)
-        st = di_cli_submit(&b->model, &j->request, on_job, j, NULL, &err);
     if (st)
         refuse_job(j, st, &err);
+    return true;
+}
+
+/* Tries the jobs that wait, in order. */
+static void submit_held(batch *b) {
+    int32_t n_held = 0;
+    for (job **link = &b->held; *link;) {
+        job *j = *link;
+        if (submit_job(b, j)) {
+            *link = j->next_held;
+        } else {
+            link = &j->next_held;
+            n_held++;
+        }
+    }
+    b->n_held = n_held;
+}
+
+static void hold(batch *b, job *j) {
+    job **link = &b->held;
+    while (*link)
+        link = &(*link)->next_held;
+    *link = j;
+    j->next_held = NULL;
+    b->n_held++;
 }
 
 /* A line becomes a job; one that can't run has its result at once. */
@@ -317,18 +347,20 @@ static di_status add_job(batch *b, const char *line, size_t len, di_error *err) 
     di_status st = di_request_parse(&j->request, DI_API_LINE, line, len, &b->model.defaults, &refused);
     if (!st)
         st = make_samples(j, &refused);
+    if (!st && di_request_is_constrained(&j->request))
+        st = di_constrainer_start(&b->model.constrainer, &j->request, NULL, NULL, &j->compiling, &refused);
     if (st) {
         refuse_job(j, st, &refused);
-    } else {
-        submit_job(b, j);
+    } else if (!submit_job(b, j)) {
+        hold(b, j);
     }
     return DI_OK;
 }
 
 static di_status read_lines(batch *b, di_error *err) {
-    if (b->held)
-        submit_job(b, b->held);
-    while (!b->held && !b->is_end && b->n_jobs < JOBS_MAX && di_core_pending(b->model.engine) < 2 * b->opt->max_seqs) {
+    submit_held(b);
+    while (b->n_held < HELD_MAX && !b->is_end && b->n_jobs < JOBS_MAX &&
+           di_core_pending(b->model.engine) < 2 * b->opt->max_seqs) {
         const char *line;
         size_t len;
         /* Results that are ready must not wait for the next line: those are written first. */
@@ -386,14 +418,18 @@ static di_status write_results(batch *b, di_error *err) {
     return is_any ? di_cli_flush(err) : DI_OK;
 }
 
-/* A job that never reached the engine has the result of one that was ended before its first token. */
+/* Jobs that never reached the engine have the result of one that was ended before its first token. */
 static void abort_held(batch *b) {
-    job *j = b->held;
-    b->held = NULL;
-    for (int32_t i = 0; i < j->n; i++) {
-        di_generation gen = {.index = i, .finish = DI_FINISH_ABORT, .text = "", .stop_hit = -1, .stop_token = -1};
-        on_job(j, &gen, &(di_core_event){.kind = DI_CORE_DONE}, NULL);
+    for (job *j = b->held; j; j = j->next_held) {
+        di_grammar_job_cancel(j->compiling);
+        j->compiling = NULL;
+        for (int32_t i = 0; i < j->n; i++) {
+            di_generation gen = {.index = i, .finish = DI_FINISH_ABORT, .text = "", .stop_hit = -1, .stop_token = -1};
+            on_job(j, &gen, &(di_core_event){.kind = DI_CORE_DONE}, NULL);
+        }
     }
+    b->held = NULL;
+    b->n_held = 0;
 }
 
 static di_status run_jobs(batch *b, di_error *err) {
@@ -402,8 +438,7 @@ static di_status run_jobs(batch *b, di_error *err) {
         if (di_interrupt_take()) {
             /* Lines that were not read have no result; those that were keep what they have. */
             b->is_interrupted = b->is_end = true;
-            if (b->held)
-                abort_held(b);
+            abort_held(b);
             di_core_abort_all(b->model.engine);
         }
         if ((st = read_lines(b, err)))
@@ -438,6 +473,10 @@ static int run_batch(const di_options *opt) {
         di_cli_print_stats(&b.model);
     int exit_status = st ? di_cli_fail(&err) : b.is_interrupted ? DI_EXIT_INTERRUPTED : b.has_failed;
     di_interrupt_stop();
+    for (job *j = b.first; j; j = j->next) {
+        di_grammar_job_cancel(j->compiling);
+        j->compiling = NULL;
+    }
     di_cli_model_close(&b.model); /* before the jobs, which its requests point into */
     while (b.first) {
         job *next = b.first->next;

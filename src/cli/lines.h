@@ -1,4 +1,4 @@
-/* Commands that answer standard input line by line: tokenize, encode, parse. */
+/* Commands that answer standard input line by line: tokenize, encode, parse, grammar. */
 #ifndef DI_CLI_LINES_H
 #define DI_CLI_LINES_H
 

@@ -29,9 +29,9 @@ static const command commands[] = {
     {"chat", DI_COMMAND_CHAT, "", 0, "an interactive conversation",
      "Type a message; /help lists what else can be typed. Ctrl-C stops an answer, Ctrl-D ends.\n", di_cmd_chat},
     {"bench", DI_COMMAND_BENCH, "[WHAT [ROW]...]", 33, "measure speed beside this machine's limits",
-     "WHAT is kernels, prefill, decode, batch, scheduler, speculative or tokenizer; all of them without it. ROW is the\n"
-     "name of a row or its first words, as gemv or gemv_fp8: only these rows are measured, and only what they need is\n"
-     "loaded.\n",
+     "WHAT is kernels, prefill, decode, batch, scheduler, speculative, grammar or tokenizer; all of them without it. ROW\n"
+     "is the name of a row or its first words, as gemv or gemv_fp8: only these rows are measured, and only what they\n"
+     "need is loaded.\n",
      di_cmd_bench},
     {"tokenize", DI_COMMAND_TOKENIZE, "", 0, "texts to token ids and back, as JSON lines",
      "Reads {\"text\":...} or {\"ids\":[...]} a line from standard input, writes {\"ids\":[...]} or {\"text\":...}.\n",
@@ -41,6 +41,10 @@ static const command commands[] = {
      di_cmd_encode},
     {"parse", DI_COMMAND_PARSE, "", 0, "model outputs to messages, as JSON lines",
      "Reads {\"text\":...} a line from standard input, writes {\"message\":...,\"finish_reason\":...}.\n", di_cmd_parse},
+    {"grammar", DI_COMMAND_GRAMMAR, "", 0, "texts against a grammar, as JSON lines",
+     "Reads {\"text\":...} a line from standard input, with the grammar of an option or with its own as \"schema\", \"regex\"\n"
+     "or \"ebnf\" beside the text; writes {\"accept\":true}, {\"accept\":false} or, for a refused grammar, {\"error\":...}.\n",
+     di_cmd_grammar},
     {"info", DI_COMMAND_INFO, "", 0, "what a model is, and the memory that it needs", "", di_cmd_info},
     {"version", DI_COMMAND_VERSION, "", 0, "version, backends and instruction sets", "", di_cmd_version},
 };

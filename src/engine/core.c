@@ -33,15 +33,31 @@ static di_status check(const di_core_options *o, di_error *err) {
     if (o->logits_max < o->seqs_max)
         return di_fail(err, DI_ERR_ARG, "logits of %lld rows: expected at least --max-seqs (%d)",
                        (long long)o->logits_max, o->seqs_max);
-    if (o->draft_tokens < 0 || o->draft_tokens > DI_SPEC_DRAFTS_MAX || o->draft_policy == DI_SPEC_REFERENCE)
-        return di_fail(err, DI_ERR_ARG, "--draft-tokens %d: expected 0 to %d, with policy cost or fixed",
-                       o->draft_tokens, DI_SPEC_DRAFTS_MAX);
+    if (o->draft_tokens < 0 || o->draft_tokens > DI_SPEC_DRAFTS_MAX)
+        return di_fail(err, DI_ERR_ARG, "--draft-tokens %d: expected 0 to %d", o->draft_tokens, DI_SPEC_DRAFTS_MAX);
     return DI_OK;
+}
+
+/* Where drafting pays now and then only, the draft module's keys are made when it is about to. */
+static di_status make_taps(di_core *c, size_t tap_bytes, di_error *err) {
+    size_t n = (size_t)c->options.seqs_max, bytes;
+    if (c->options.draft_tokens == 0 || c->options.draft_policy != DI_SPEC_COST || tap_bytes == 0)
+        return DI_OK;
+    if (!di_size_mul(&bytes, n, tap_bytes))
+        return di_fail(err, DI_ERR_RANGE, "taps of %zu sequences", n);
+    void *memory = NULL;
+    di_status st = c->backend->device->alloc(c->device, bytes, &memory, err);
+    c->taps = memory;
+    if (st)
+        return di_error_context(err, st, "taps of %zu sequences", n);
+    return di_kv_pool_init(&c->tap_slots, c->options.seqs_max, err);
 }
 
 static di_status make_memory(di_core *c, const di_memory_plan *plan, di_error *err) {
     const di_core_options *o = &c->options;
     di_status st = di_kv_init(&c->kv, c->backend, c->device, plan, o->n_blocks, o->seqs_max + o->n_snapshots, err);
+    if (!st)
+        st = make_taps(c, plan->tap_bytes, err);
     if (st || !o->has_prefix_cache)
         return st;
     /* A snapshot every so many blocks of a long prompt: about a quarter of the memory of the blocks between. */
@@ -70,6 +86,9 @@ static di_status make_runner(di_core *c, const di_executor *executor, di_error *
     c->runner.backend = c->backend;
     c->runner.device = c->device;
     c->runner.kv = &c->kv;
+    c->runner.taps = executor->catch_up ? c->taps : NULL;
+    c->runner.ring_rows = c->model.window + DI_BACKTRACK;
+    c->runner.rows_max = c->options.batch_tokens_max;
     c->runner.replay = c->options.replay;
     c->runner.n_vocab = c->model.n_vocab;
     c->runner.eos_id = c->model.eos_id;
@@ -79,12 +98,34 @@ static di_status make_runner(di_core *c, const di_executor *executor, di_error *
     c->runner.context_max = c->options.context_max;
     c->runner.n_drafts = c->options.draft_tokens;
     c->runner.policy = c->options.draft_policy;
+    c->runner.accept = c->options.accept;
+    c->runner.temperatures = c->options.draft_temperatures;
     if (c->options.draft_tokens > 0)
         di_spec_cost_init(&c->runner.cost, &c->model.step_experts, &c->model.draft_experts, c->options.draft_tokens,
                           (int64_t)c->options.seqs_max * (1 + c->options.draft_tokens));
     di_trace_thread(c->options.trace, DI_TRACE_ENGINE, "engine");
     di_trace_thread(c->options.trace, DI_TRACE_RUNNER, "runner");
     return di_runner_init(&c->runner, err);
+}
+
+static bool keeps_step_times(const di_core *c) {
+    return c->options.step_times_dir && c->runner.n_drafts > 0 && c->options.draft_policy == DI_SPEC_COST;
+}
+
+/* What the policy of drafts knows of this machine: from an earlier run, else from a few steps now. */
+static void prepare_policy(di_core *c) {
+    const di_core_options *o = &c->options;
+    if (!keeps_step_times(c) || !di_spec_store_load(o->step_times_dir, o->step_times_key, di_clock_wall_s(),
+                                                    o->step_times_ttl_s, &c->runner.cost, &c->runner.calibration))
+        di_core_measure(c);
+}
+
+static void keep_step_times(di_core *c) {
+    di_error err = {0};
+    if (keeps_step_times(c) && di_spec_cost_is_ready(&c->runner.cost) &&
+        di_spec_store_save(c->options.step_times_dir, c->options.step_times_key, di_clock_wall_s(), &c->runner.cost,
+                           &c->runner.calibration, &err))
+        di_warn("step times are not kept: %s", err.message);
 }
 
 di_status di_core_create_on(di_core **out, const di_executor *executor, const di_core_model *model,
@@ -118,11 +159,13 @@ di_status di_core_create_on(di_core **out, const di_executor *executor, const di
     if (!st)
         st = make_runner(c, executor, err);
     if (st) {
+        c->options.step_times_dir = NULL; /* nothing was learnt */
         di_core_destroy(c);
-    } else {
-        *out = c;
+        return di_error_context(err, st, "starting the engine");
     }
-    return di_error_context(err, st, "starting the engine");
+    prepare_policy(c);
+    *out = c;
+    return DI_OK;
 }
 
 static di_status model_forward(void *self, const di_batch *batch, float **logits, di_error *err) {
@@ -137,6 +180,10 @@ static di_status model_copy(void *self, uint8_t *base, size_t unit_bytes, const 
 static di_status model_draft_begin(void *self, const di_draft_seq *seqs, int32_t n_seqs, int32_t n_rows, uint8_t *slots,
                                    di_error *err) {
     return di_draft_begin(self, seqs, n_seqs, n_rows, slots, NULL, NULL, err);
+}
+
+static di_status model_catch_up(void *self, const di_batch *batch, di_error *err) {
+    return di_draft_catch_up(self, batch, err);
 }
 
 static di_status model_draft_next(void *self, int32_t i, const int32_t *prev, float **logits, float **conf,
@@ -167,6 +214,7 @@ di_status di_core_create(di_core **out, di_model *model, const di_backend *backe
     if (o.draft_tokens > 0) {
         executor.draft_begin = model_draft_begin;
         executor.draft_next = model_draft_next;
+        executor.catch_up = model_catch_up;
     }
     if ((st = di_core_create_on(out, &executor, &m, backend, device, plan, tok, &o, err))) {
         di_forward_destroy(forward);
@@ -185,6 +233,7 @@ void di_core_destroy(di_core *c) {
         di_runner_wait(&c->runner, c->in_flight);
         di_step_keep_snapshots(c, c->in_flight);
     }
+    keep_step_times(c);
     di_runner_deinit(&c->runner);
     for (di_sequence *s = c->all, *next; s; s = next) {
         next = s->next;
@@ -196,6 +245,9 @@ void di_core_destroy(di_core *c) {
     di_step_deinit(&c->steps[1]);
     di_sched_queue_deinit(&c->queue);
     di_prefix_destroy(c->prefix);
+    if (c->taps)
+        c->backend->device->free(c->device, c->taps);
+    di_kv_pool_deinit(&c->tap_slots);
     di_kv_deinit(&c->kv);
     di_forward_destroy(c->forward);
     di_strbuf_deinit(&c->piece);

@@ -21,11 +21,34 @@ static bool is_void(const di_step_seq *q) {
     return q->is_decoding && di_sequence_is_whole(q->seq);
 }
 
+static void apply_plan(di_runner *r, di_step *step, const di_spec_plan *plan, double draft_ns) {
+    int32_t at = 0;
+    for (int32_t k = 0; k < step->n_seqs; k++) {
+        di_step_seq *q = &step->seqs[k];
+        if (!q->is_decoding || is_void(q))
+            continue;
+        q->n_drafts = r->plan[at++];
+        step->n_verified += q->n_drafts;
+        if (plan)
+            q->seq->round_cost =
+                plan->plain_ns > 0 ? q->n_drafts * plan->tokens_per_draft + draft_ns / plan->plain_ns : 0;
+    }
+}
+
 static void ask_plan(di_runner *r, di_step *step, int32_t n, int64_t other_rows, int64_t other_context) {
     di_spec_plan plan;
+    if (r->n_drafts == 0) { /* tokens that are certain: all, as long as there is room */
+        int64_t spare = step->spare_rows;
+        for (int32_t i = 0; i < n; i++) {
+            r->plan[i] = (int32_t)DI_MIN((int64_t)r->plan_seqs[i].n_drafts, spare);
+            spare -= r->plan[i];
+        }
+        apply_plan(r, step, NULL, 0);
+        return;
+    }
     double draft_ns = di_spec_cost_draft_ns(&r->cost, n);
     di_spec_ask ask = {
-        .policy = r->policy,
+        .policy = r->is_probing ? DI_SPEC_FIXED : r->policy,
         .n_seqs = n,
         .seqs = r->plan_seqs,
         .n_drafts = r->n_drafts,
@@ -36,23 +59,18 @@ static void ask_plan(di_runner *r, di_step *step, int32_t n, int64_t other_rows,
         .always_ns = draft_ns,
         .gain_min = 0.01,
         .rate_hint = r->rate_hint,
+        .curve = r->curve,
         .scratch = r->plan_scratch,
     };
     di_spec_plan_make(&ask, r->plan, &plan);
     r->rate_hint = plan.ns > 0 ? plan.tokens / plan.ns : 0;
-    int32_t at = 0;
-    for (int32_t k = 0; k < step->n_seqs; k++) {
-        di_step_seq *q = &step->seqs[k];
-        if (!q->is_decoding || is_void(q))
-            continue;
-        q->n_drafts = r->plan[at++];
-        q->seq->round_cost = plan.plain_ns > 0 ? q->n_drafts * plan.tokens_per_draft + draft_ns / plan.plain_ns : 0;
-    }
+    apply_plan(r, step, &plan, draft_ns);
 }
 
 void di_step_plan(di_runner *r, di_step *step) {
     int32_t n = 0, n_ready = 0;
     int64_t other_rows = 0, other_context = 0;
+    step->n_decoding = step->n_verified = step->n_held = 0;
     for (int32_t k = 0; k < step->n_seqs; k++) {
         di_step_seq *q = &step->seqs[k];
         di_sequence *s = q->seq;
@@ -60,11 +78,12 @@ void di_step_plan(di_runner *r, di_step *step) {
         q->n_drafts = q->n_new = 0;
         if (!q->is_decoding) {
             other_rows += rows->n_rows;
-            other_context += rows->pos0 + rows->n_rows;
+            other_context += di_step_row_context(rows->pos0, rows->n_rows);
             continue;
         }
-        if (is_void(q) || r->n_drafts == 0)
+        if (is_void(q))
             continue;
+        step->n_decoding++;
         /* Rows end with the block table, too. */
         int64_t n_rows = DI_MIN(di_sequence_rows_max(s), (int64_t)rows->n_blocks * DI_PAGE_TOKENS) - s->golden;
         int64_t room = DI_MIN((int64_t)DI_MIN(s->n_drafts, q->drafts_max), n_rows - 1);
@@ -73,6 +92,8 @@ void di_step_plan(di_runner *r, di_step *step) {
             .may_speculate = room > 0,
             .n_context = s->golden,
             .confidence = s->chances,
+            .before = s->n_before > 0 ? s->before : NULL,
+            .n_before = s->n_before,
         };
         n_ready += room > 0;
     }
@@ -103,10 +124,80 @@ static di_status fetch(const di_runner *r, float *row, const float *logits, int6
                                         err);
 }
 
+/* What a token of s at `position` is drawn with, drafts of the same step or round before it included. `mask_row` is its
+ * place among the rows of the next step. */
+static di_sample_args args_of(const di_runner *r, const di_sequence *s, const float *logits, int64_t position,
+                              int64_t n_known, int32_t mask_row) {
+    int64_t n_drafts = position - s->n_prompt - n_known;
+    const di_mask_rows *m = s->masks;
+    return (di_sample_args){
+        .sampling = &s->sampling,
+        .logits = logits,
+        .n_vocab = r->n_vocab,
+        .seed = s->seed,
+        .position = (uint64_t)position,
+        .n_output = position - s->n_prompt,
+        .eos_id = r->eos_id,
+        .mask = m ? m->words + (size_t)mask_row * m->n_words : NULL,
+        .blacklist = r->blacklist,
+        .history = s->has_history ? &s->history : NULL,
+        .drafts = s->has_history && n_drafts > 0 ? s->tokens + s->n_prompt + n_known : NULL,
+        .n_drafts = s->has_history ? (int32_t)n_drafts : 0,
+        .forced = -1,
+    };
+}
+
+typedef struct row_choice {
+    di_spec_row row;
+    float distance;
+} row_choice;
+
+static int32_t choose_row(void *ctx, const float *p, int64_t n_vocab) {
+    row_choice *choice = ctx;
+    di_spec_row *row = &choice->row;
+    int32_t token;
+    row->p = p;
+    row->n_vocab = n_vocab;
+    (void)di_spec_row_token(row, &token);
+    if (row->ln_q)
+        choice->distance = (float)di_spec_distance(p, row->ln_q, n_vocab);
+    return token;
+}
+
+/* Acceptance by rejection: row j tests draft j against what it was drawn from, the last one draws. Tokens that are
+ * certain anyway need no test, and leave no trace in the uniforms behind them. */
+static di_spec_row rejection_row(const di_runner *r, const di_sequence *s, const di_step_seq *q,
+                                 const di_step_row *row) {
+    bool has_drafts = q->is_decoding && q->n_drafts > 0 && s->is_drafted;
+    int32_t j = has_drafts ? row->logits_row : 0;
+    bool is_test = has_drafts && j < q->n_drafts;
+    return (di_spec_row){
+        .seed = s->seed,
+        .first = (int32_t)(row->position - j),
+        .row = j,
+        .draft = is_test ? s->tokens[row->position] : -1,
+        .ln_q = is_test ? s->draft_ln + (size_t)j * (size_t)r->n_vocab : NULL,
+        .is_last = !is_test,
+    };
+}
+
+/* Without a mask the row can't be drawn: either its constraint has failed, or it lies behind an end mark or behind a
+ * draft that can't come, and nobody will look at it. */
+static di_status no_mask(const di_runner *r, const di_mask_rows *m, int64_t position, int32_t *token, di_error *err) {
+    *token = r->eos_id;
+    if (!m->status)
+        return DI_OK;
+    *err = m->error;
+    return di_error_context(err, m->status, "position %lld", (long long)position);
+}
+
 static di_status draw(const draw_job *job, const di_step_row *row, int worker, di_step_result *result, di_error *err) {
     di_runner *r = job->runner;
     const di_sequence *s = row->seq;
     const di_step_seq *q = &job->step->seqs[row->seq_idx];
+    int32_t mask_row = q->is_decoding ? row->logits_row : 0;
+    if (!row->is_prompt && s->masks && mask_row >= s->masks->n_rows)
+        return no_mask(r, s->masks, row->position, &result->token, err);
     float *logits = r->rows[worker];
     di_status st = fetch(r, logits, job->logits, q->logits_at + row->logits_row, err);
     if (st)
@@ -115,38 +206,51 @@ static di_status draw(const draw_job *job, const di_step_row *row, int worker, d
     if (row->is_prompt)
         return di_logprobs_of(&r->samplers[worker], logits, r->n_vocab, row->forced, DI_MAX(row->n_top, 0),
                               &result->logprob, top, err);
-    bool has_drafts = q->is_decoding && row->logits_row > 0;
-    di_sample_args args = {
-        .sampling = &s->sampling,
-        .logits = logits,
-        .n_vocab = r->n_vocab,
-        .seed = s->seed,
-        .position = (uint64_t)row->position,
-        .n_output = row->position - s->n_prompt,
-        .eos_id = r->eos_id,
-        .blacklist = r->blacklist,
-        .history = s->has_history ? &s->history : NULL,
-        .drafts = has_drafts ? s->tokens + s->golden + 1 : NULL,
-        .n_drafts = has_drafts ? row->logits_row : 0,
-        .forced = row->forced,
-        .logprob = row->n_top >= 0 ? &result->logprob : NULL,
-        .top = top,
-    };
-    return di_sample(&r->samplers[worker], &args, &result->token, err);
+    di_sample_args args = args_of(r, s, logits, row->position, row->position - s->n_prompt - mask_row, mask_row);
+    args.forced = row->forced;
+    args.logprob = row->n_top >= 0 ? &result->logprob : NULL;
+    args.top = top;
+    if (r->accept != DI_SPEC_REJECTION || di_sampling_is_greedy(&s->sampling))
+        return di_sample(&r->samplers[worker], &args, &result->token, err);
+    row_choice choice = {.row = rejection_row(r, s, q, row)};
+    args.choose = choose_row;
+    args.choose_ctx = &choice;
+    st = di_sample(&r->samplers[worker], &args, &result->token, err);
+    result->distance = choice.distance;
+    return st;
 }
 
 static void draw_row(void *ctx, int64_t part, int64_t n_parts, int worker) {
     (void)n_parts;
     const draw_job *job = ctx;
-    const di_step_row *row = &job->step->samples[part];
-    const di_step_seq *q = &job->step->seqs[row->seq_idx];
-    di_step_result *result = &job->step->results[part];
-    if (row->is_skipped || q->logits_at < 0 || (q->is_decoding && row->logits_row > q->n_drafts))
-        return;
-    result->status = draw(job, row, worker, result, &job->step->errors[part]);
+    int32_t i = job->step->drawn[part];
+    di_step_result *result = &job->step->results[i];
+    result->status = draw(job, &job->step->samples[i], worker, result, &job->step->errors[i]);
     /* A forward that is formed already reads a token here; what it makes of a row that failed is dropped. */
     if (result->status)
         result->token = 0;
+}
+
+/* Lists the rows that are drawn, those of drafts made from the one before them; returns their number. */
+static int32_t list_rows(di_step *step) {
+    int32_t n = 0;
+    for (int32_t i = 0; i < step->n_samples; i += step->samples[i].n_span) {
+        const di_step_row *row = &step->samples[i];
+        const di_step_seq *q = &step->seqs[row->seq_idx];
+        if (row->is_skipped || q->logits_at < 0)
+            continue;
+        step->drawn[n++] = i;
+        for (int32_t j = 1; row->n_span > 1 && j <= q->n_drafts; j++) {
+            di_step_row *next = &step->samples[i + j];
+            *next = *row;
+            next->position += j;
+            next->logits_row += j;
+            next->top_at += (size_t)j * (size_t)DI_MAX(row->n_top, 0);
+            next->forced = -1;
+            step->drawn[n++] = i + j;
+        }
+    }
+    return n;
 }
 
 /* The drafts that hold are in their places already; the token behind them is new. */
@@ -159,11 +263,19 @@ static void accept(di_runner *r, di_step *step, di_step_seq *q) {
     while (n < q->n_drafts && !result[n].status && result[n].token == s->tokens[s->golden + 1 + n])
         n++;
     q->n_new = n + 1;
-    if (q->n_drafts > 0)
-        r->rate += RATE_LEARN * ((double)n / q->n_drafts - r->rate);
-    if (s->n_drafts > 0) {
+    step->n_held += n;
+    bool is_tested = r->accept == DI_SPEC_REJECTION && s->draft_ln && s->is_drafted;
+    for (int32_t j = 0; j < DI_MIN(n + 1, q->n_drafts) && is_tested; j++) {
+        double d = (double)result[j].distance;
+        r->n_tested++;
+        r->expected_sum += 1 - d;
+        r->bound_sum += (1 - d) / (1 + d);
+    }
+    if (s->n_drafts > 0 && s->is_drafted) {
+        if (q->n_drafts > 0)
+            r->rate += RATE_LEARN * ((double)n / q->n_drafts - r->rate);
         di_spec_guard_learn(&s->guard, q->n_drafts, n, s->round_cost);
-        di_spec_calibration_learn(&r->calibration, q->n_drafts, n, s->raw);
+        di_spec_calibration_learn(&r->calibration, DI_MIN(q->n_drafts, s->n_unsure), DI_MIN(n, s->n_unsure), s->raw);
     }
     s->golden += 1 + n;
     s->tokens[s->golden] = result[n].token;
@@ -173,15 +285,17 @@ static void accept(di_runner *r, di_step *step, di_step_seq *q) {
 static void begin_decoding(di_runner *r, di_sequence *s, int64_t position, int32_t token) {
     s->golden = position;
     s->tokens[position] = token;
-    s->n_drafts = 0;
+    s->n_drafts = s->n_before = 0;
+    s->put_off = s->put_off_end = 0;
+    s->has_chances = false;
     if (r->n_drafts)
         di_spec_guard_init(&s->guard, (float)r->rate);
 }
 
 void di_step_draw(di_runner *r, di_step *step, const float *logits) {
     draw_job job = {r, step, logits};
-    run_parts(r, draw_row, &job, step->n_samples);
-    for (int32_t i = 0; i < step->n_samples; i++) {
+    run_parts(r, draw_row, &job, list_rows(step));
+    for (int32_t i = 0; i < step->n_samples; i += step->samples[i].n_span) {
         const di_step_row *row = &step->samples[i];
         if (!row->is_prompt && !row->is_skipped && (row->fork_of || !step->seqs[row->seq_idx].is_decoding))
             begin_decoding(r, row->seq, row->position, step->results[i].token);
@@ -195,22 +309,73 @@ void di_step_draw(di_runner *r, di_step *step, const float *logits) {
 
 /* ---- drafting ---- */
 
-/* Whether s goes on for long enough that a draft can be of use, as far as its newest token tells. */
-static bool can_draft(const di_runner *r, const di_sequence *s) {
-    bool has_ended = s->tokens[s->golden] == r->eos_id && !s->sampling.ignore_eos;
-    return s->may_draft && !has_ended && s->golden + 1 < di_sequence_rows_max(s) &&
-           s->golden - 1 + r->n_drafts < r->context_max;
+/* Whether s goes on, as far as its newest token tells. */
+static bool goes_on(const di_runner *r, const di_sequence *s) {
+    bool has_ended = s->tokens[s->golden] == r->eos_id && di_sequence_ends_at_eos(s);
+    return !has_ended && s->golden + 1 < di_sequence_rows_max(s);
 }
 
-static void add_drafter(di_runner *r, di_step *step, di_sequence *s, int32_t slot) {
-    if (!can_draft(r, s) || !di_spec_guard_step(&s->guard))
+static bool can_draft(const di_runner *r, di_sequence *s) {
+    bool needs_ln = r->accept == DI_SPEC_REJECTION && !di_sampling_is_greedy(&s->sampling);
+    if (!s->may_draft || s->golden - 1 + r->n_drafts >= r->context_max || (needs_ln && !s->draft_ln))
+        return false;
+    return r->policy != DI_SPEC_COST || di_spec_guard_step(&s->guard);
+}
+
+/* A sequence that drafts nothing; what its constraint makes certain comes along all the same. */
+static void add_sure_sequence(di_runner *r, di_sequence *s) {
+    if (s->masks)
+        r->sure[r->n_sure++] = s;
+}
+
+static void add_sequence(di_runner *r, di_step *step, di_sequence *s, int32_t at) {
+    if (!goes_on(r, s))
         return;
+    if (!can_draft(r, s)) {
+        add_sure_sequence(r, s);
+        return;
+    }
     int32_t n = step->n_drafters++;
     r->drafters[n] = s;
-    r->draft_seqs[n] = (di_draft_seq){.token = s->tokens[s->golden], .last = s->golden - 1, .slot = slot};
+    r->draft_seqs[n] =
+        (di_draft_seq){.token = s->tokens[s->golden], .last = s->golden - 1, .slot = step->rows[at].slot};
+    r->drafter_rows[n] = at;
+    if (r->policy != DI_SPEC_COST)
+        return;
     di_spec_guard_confidence(&s->guard, r->n_drafts, s->chances);
     r->plan_seqs[n] =
         (di_spec_seq){.n_drafts = r->n_drafts, .may_speculate = true, .n_context = s->golden, .confidence = s->chances};
+}
+
+/* The sequences that the step gave a token: those that may draft, and others with a constraint. */
+static void collect(di_runner *r, di_step *step) {
+    step->n_drafters = r->n_sure = 0;
+    for (int32_t i = 0; i < step->n_samples; i += step->samples[i].n_span) {
+        const di_step_row *row = &step->samples[i];
+        const di_step_seq *q = &step->seqs[row->seq_idx];
+        if (row->is_prompt || row->is_skipped || step->results[i].status)
+            continue;
+        if (row->fork_of || !q->is_decoding || (q->n_new > 0 && !step->results[i + q->n_new - 1].status))
+            add_sequence(r, step, row->seq, row->seq_idx);
+    }
+}
+
+enum { PROBE_FIRST = 64, PROBE_LAST = 1024, PROBE_ROUNDS = 4, PROBE_SEQS = 2 };
+
+/* Whether a round is due that does not pay: a few in a row, for a few sequences. They become rarer as long as they
+ * bring nothing new. */
+static bool probes(di_runner *r, di_step *step) {
+    int32_t wait = DI_MAX(r->probe_after, (int32_t)PROBE_FIRST);
+    r->is_probing = r->steps_idle++ >= wait;
+    if (!r->is_probing)
+        return false;
+    if (r->steps_idle >= wait + PROBE_ROUNDS) {
+        r->steps_idle = 0;
+        r->probe_after = DI_MIN(2 * wait, (int32_t)PROBE_LAST);
+    }
+    while (step->n_drafters > PROBE_SEQS)
+        add_sure_sequence(r, r->drafters[--step->n_drafters]);
+    return true;
 }
 
 static bool pays(di_runner *r, const di_step *step) {
@@ -229,11 +394,56 @@ static bool pays(di_runner *r, const di_step *step) {
     return di_spec_drafting_pays(&ask, r->plan);
 }
 
+static bool is_worth_it(di_runner *r, const di_step *step) {
+    if (!pays(r, step))
+        return false;
+    r->steps_idle = r->probe_after = 0;
+    return true;
+}
+
 typedef struct draft_job {
     di_runner *runner;
     const float *logits; /* device [n, n_vocab] */
     int32_t i;
 } draft_job;
+
+/* Under rejection a draft is drawn with noise of its own. */
+typedef struct draft_draw {
+    uint64_t seed;
+    int64_t position;
+} draft_draw;
+
+static int32_t choose_draft(void *ctx, const float *p, int64_t n_vocab) {
+    const draft_draw *d = ctx;
+    double u = di_spec_uniform(d->seed + DI_SPEC_DRAFT_SEED, (int32_t)d->position, DI_SPEC_DRAW);
+    return di_spec_draw(p, n_vocab, u);
+}
+
+/* The mask of draft i; false: there is none, since the draft before ends the output or could not come. */
+static bool has_mask(di_sequence *s, int32_t i) {
+    if (!s->masks)
+        return true;
+    di_masks_begin(s, s->golden + 1, false);
+    di_masks_fill(s, i + 1);
+    if (s->masks->n_rows <= i)
+        return false;
+    if (s->masks->only[i] >= 0)
+        s->n_unsure = DI_MIN(s->n_unsure, i);
+    return true;
+}
+
+static di_status draw_draft(di_runner *r, di_sequence *s, int32_t i, const float *logits, int worker, int32_t *token,
+                            di_error *err) {
+    int64_t position = s->golden + 1 + i;
+    di_sample_args args = args_of(r, s, logits, position, s->gen.n_tokens, i);
+    draft_draw own = {s->seed, position};
+    if (s->draft_ln) {
+        args.choose = choose_draft;
+        args.choose_ctx = &own;
+        args.ln_p = s->draft_ln + (size_t)i * (size_t)r->n_vocab;
+    }
+    return di_sample(&r->samplers[worker], &args, token, err);
+}
 
 static void draft_row(void *ctx, int64_t part, int64_t n_parts, int worker) {
     (void)n_parts;
@@ -241,22 +451,17 @@ static void draft_row(void *ctx, int64_t part, int64_t n_parts, int worker) {
     di_runner *r = job->runner;
     di_sequence *s = r->drafters[part];
     di_error *err = &r->draft_errors[part];
-    int64_t position = s->golden + 1 + job->i;
-    int32_t token = 0;
-    err->code = fetch(r, r->rows[worker], job->logits, part, err);
-    di_sample_args args = {
-        .sampling = &s->sampling,
-        .logits = r->rows[worker],
-        .n_vocab = r->n_vocab,
-        .seed = s->seed,
-        .position = (uint64_t)position,
-        .n_output = position - s->n_prompt,
-        .eos_id = -1,
-        .forced = -1,
-    };
-    if (!err->code)
-        err->code = di_sample(&r->samplers[worker], &args, &token, err);
-    s->tokens[position] = r->draft_prev[part] = token;
+    int32_t token = r->eos_id; /* what follows where nothing can: never verified */
+    err->code = DI_OK;
+    if (s->n_drafts == job->i && has_mask(s, job->i)) {
+        err->code = fetch(r, r->rows[worker], job->logits, part, err);
+        if (!err->code)
+            err->code = draw_draft(r, s, job->i, r->rows[worker], worker, &token, err);
+        s->n_drafts += err->code == DI_OK;
+        if (err->code == DI_ERR_REQUEST) /* its own constraints leave nothing: the verification will tell */
+            err->code = DI_OK;
+    }
+    s->tokens[s->golden + 1 + job->i] = r->draft_prev[part] = token;
 }
 
 /* Draft i of every drafter. */
@@ -271,52 +476,98 @@ static di_status draft_next(di_runner *r, int32_t n, int32_t i, di_error *err) {
     run_parts(r, draft_row, &job, n);
     for (int32_t k = 0; k < n; k++) {
         r->drafters[k]->raw[i] = r->draft_conf[k];
-        if (r->draft_errors[k].code)
-            return r->draft_errors[k].code;
+        if (r->draft_errors[k].code) {
+            *err = r->draft_errors[k];
+            return err->code;
+        }
     }
     return DI_OK;
 }
 
-void di_step_draft(di_runner *r, di_step *step) {
-    step->n_drafters = 0;
-    if (r->n_drafts == 0 || step->error.code)
-        return;
-    for (int32_t i = 0; i < step->n_samples; i++) {
-        const di_step_row *row = &step->samples[i];
-        const di_step_seq *q = &step->seqs[row->seq_idx];
-        if (row->is_prompt || row->is_skipped || step->results[i].status)
-            continue;
-        if (row->fork_of || !q->is_decoding)
-            add_drafter(r, step, row->seq, step->rows[row->seq_idx].slot);
-        else if (i == q->sample_at && q->n_new > 0 && !step->results[i + q->n_new - 1].status)
-            add_drafter(r, step, q->seq, step->rows[row->seq_idx].slot);
+/* What to expect of the drafts of a round. Under rejection the decision to verify a draft must not depend on what comes
+ * behind it, so that older rounds alone decide (spec.h). */
+static void set_chances(di_runner *r, di_sequence *s) {
+    if (s->has_chances && r->policy == DI_SPEC_REFERENCE) {
+        memcpy(s->before, s->chances, sizeof s->before);
+        s->n_before = r->n_drafts;
     }
+    s->has_chances = true;
+    if (r->policy == DI_SPEC_COST && r->accept == DI_SPEC_REJECTION)
+        di_spec_guard_confidence(&s->guard, r->n_drafts, s->chances);
+    else
+        di_spec_calibrate(&r->calibration, r->n_drafts, s->raw, s->chances);
+    for (int32_t j = 0; s->masks && j < s->n_drafts; j++) {
+        if (s->masks->only[j] >= 0)
+            s->chances[j] = 1;
+    }
+}
+
+static void run_round(di_runner *r, di_step *step) {
     int32_t n = step->n_drafters;
-    if (n == 0)
-        return;
-    if (!pays(r, step)) {
-        for (int32_t k = 0; k < n; k++)
-            di_spec_guard_idle(&r->drafters[k]->guard);
-        step->n_drafters = 0;
-        return;
-    }
     di_error err = {.message = ""};
+    di_status st = di_runner_catch_up(r, step, r->drafters, r->drafter_rows, n, &err);
     int64_t start_ns = di_clock_ns();
-    di_status st = r->executor.draft_begin(r->executor.self, r->draft_seqs, n, r->n_drafts, r->kv->states, &err);
-    for (int32_t k = 0; k < n; k++)
+    if (!st)
+        st = r->executor.draft_begin(r->executor.self, r->draft_seqs, n, r->n_drafts, r->kv->states, &err);
+    for (int32_t k = 0; k < n; k++) {
         r->draft_prev[k] = r->draft_seqs[k].token;
+        r->drafters[k]->n_drafts = 0;
+        r->drafters[k]->n_unsure = r->n_drafts;
+        r->drafters[k]->is_drafted = true;
+    }
     for (int32_t i = 0; i < r->n_drafts && !st; i++)
         st = draft_next(r, n, i, &err);
     if (st) { /* a round is a help, not a need: nobody suffers but for the time */
         if (r->n_draft_fails++ == 0)
             di_warn("a drafting round failed, as others may without another word: %s", err.message);
+        for (int32_t k = 0; k < n; k++)
+            r->drafters[k]->n_drafts = 0;
         step->n_drafters = 0;
         return;
     }
-    for (int32_t k = 0; k < n; k++) {
-        di_sequence *s = r->drafters[k];
-        s->n_drafts = r->n_drafts;
-        di_spec_calibrate(&r->calibration, r->n_drafts, s->raw, s->chances);
-    }
+    for (int32_t k = 0; k < n; k++)
+        set_chances(r, r->drafters[k]);
     di_spec_cost_learn_draft(&r->cost, n, di_clock_ns() - start_ns);
+}
+
+/* Where a constraint leaves one token only, that token follows: it is verified like a draft, and always holds. */
+static void add_sure(void *ctx, int64_t part, int64_t n_parts, int worker) {
+    (void)n_parts;
+    (void)worker;
+    const di_runner *r = ctx;
+    di_sequence *s = r->sure[part];
+    di_mask_rows *m = s->masks;
+    int64_t room = DI_MIN((int64_t)s->ahead_max, di_sequence_rows_max(s) - s->golden - 1);
+    s->n_drafts = 0;
+    s->is_drafted = false;
+    di_masks_begin(s, s->golden + 1, false);
+    while (s->n_drafts < room && !m->status) {
+        if (s->n_drafts == 0 && m->constraint.is_open && m->constraint.is_open(m->constraint.self))
+            return; /* its mask can be made beside the forward */
+        di_masks_fill(s, s->n_drafts + 1);
+        if (m->n_rows <= s->n_drafts || m->only[s->n_drafts] < 0 || m->only[s->n_drafts] == r->eos_id)
+            return;
+        s->tokens[s->golden + 1 + s->n_drafts] = m->only[s->n_drafts];
+        s->chances[s->n_drafts++] = 1;
+    }
+}
+
+void di_step_draft(di_runner *r, di_step *step) {
+    step->n_drafters = 0;
+    if (step->error.code)
+        return;
+    collect(r, step);
+    r->is_probing = false;
+    if (step->n_drafters > 0 && (is_worth_it(r, step) || probes(r, step))) {
+        run_round(r, step);
+    } else {
+        for (int32_t k = 0; k < step->n_drafters; k++) {
+            di_spec_guard_idle(&r->drafters[k]->guard);
+            add_sure_sequence(r, r->drafters[k]);
+        }
+        step->n_drafters = 0;
+    }
+    r->is_drafting = step->n_drafters > 0;
+    if (r->n_sure > 0)
+        run_parts(r, add_sure, r, r->n_sure);
 }

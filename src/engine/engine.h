@@ -11,6 +11,7 @@
 #ifndef DI_ENGINE_H
 #define DI_ENGINE_H
 
+#include "grammar/grammar.h"
 #include "kv/kv.h"
 #include "model/model.h"
 #include "sample/sample.h"
@@ -70,10 +71,45 @@ typedef di_status (*di_core_callback)(void *user, const di_generation *gen, cons
 
 #define DI_SAMPLES_MAX 1024 /* of one request */
 
+/* What an output has to follow: says for each position which tokens may come. Called by one thread at a time, yet not
+ * always the same. An end mark that it allows ends the output, with ignore_eos too. */
+typedef struct di_constraint {
+    void *self; /* owned */
+    /* Tokens that were accepted. */
+    int64_t (*count)(const void *self);
+    /* The next token; *is_allowed false: it may not come here, and nothing has changed. */
+    di_status (*accept)(void *self, int32_t token, bool *is_allowed, di_error *err);
+    /* Takes the last n accepted tokens back: drafts that did not hold, or everything. */
+    void (*rollback)(void *self, int64_t n);
+    /* Bit t of 32-bit words [(n_vocab + 31) / 32]: token t may come next; none after an end mark. *only, where not
+     * NULL: the token if there is just one, else -1. */
+    di_status (*mask)(void *self, uint32_t *mask, int32_t *only, di_error *err);
+    /* Whether more than one token may come next, if that is known without a mask: then the mask can wait. May be NULL.
+     */
+    bool (*is_open)(void *self);
+    void (*destroy)(void *self);
+} di_constraint;
+
+/* Makes the constraint of one sample of a request. */
+typedef struct di_constraint_source {
+    void *self;
+    di_status (*open)(void *self, di_constraint *out, di_error *err);
+} di_constraint_source;
+
 /* Positions [at, at + n) of a prompt. */
 typedef struct di_span {
     int64_t at, n;
 } di_span;
+
+/* The source of a grammar's constraints: each sample has a matcher, with a reference of the grammar. */
+typedef struct di_grammar_source {
+    di_grammar *grammar; /* borrowed, with vocab, as long as the source is in use */
+    const di_grammar_vocab *vocab;
+    di_constraint_source source;
+} di_grammar_source;
+/* Returns &s->source, which points back to s. */
+const di_constraint_source *di_grammar_source_init(di_grammar_source *s, di_grammar *grammar,
+                                                   const di_grammar_vocab *vocab);
 
 typedef struct di_submission {
     const int32_t *ids; /* prompt [n_ids]; copied */
@@ -81,13 +117,11 @@ typedef struct di_submission {
     di_sampling sampling; /* max_tokens 0: 8192; always cut to what the context leaves. Its lists are copied */
     int32_t n;            /* samples; 0 is 1. Sample j is what the request alone gives with seed + j */
     const di_parser_options *parse; /* NULL: plain text. Its stop strings are ignored for those of sampling. Copied */
-    /* When the token force_after has been sampled, force_ids [n_force] follow, once; n_force 0: never. Copied. */
-    int32_t force_after;
-    const int32_t *force_ids;
-    size_t n_force;
     /* The first output tokens, given; n_forced_first 0: none. Copied. */
     const int32_t *forced_first;
     size_t n_forced_first;
+
+    const di_constraint_source *constraint; /* of the output; used during the call alone. NULL: none */
 
     /* Spans of the prompt that one step runs as a whole (images), rising and apart; none by default. Copied. */
     const di_span *units;
@@ -121,7 +155,15 @@ typedef struct di_core_options {
     di_replay replay;
     int64_t replay_keep;         /* 0: the exact bound */
     int32_t draft_tokens;        /* drafts of a round, at most DI_SPEC_DRAFTS_MAX; 0: no speculation */
-    di_spec_policy draft_policy; /* how many of them are verified; DI_SPEC_REFERENCE is not taken */
+    di_spec_policy draft_policy; /* how many of them are verified */
+    di_spec_accept accept;       /* how it is decided whether a draft holds */
+    /* Of the confidence head, by place in the round; 0 in the first: learnt from what holds (cost), 1 (reference). */
+    float draft_temperatures[DI_SPEC_DRAFTS_MAX];
+    int64_t measure_ns; /* time that may be spent at the start on measuring steps for the policy; 0: none */
+    /* Where what was learnt of step times is kept between runs, under this key (di_spec_store_key); NULL: nowhere. */
+    const char *step_times_dir; /* borrowed */
+    uint8_t step_times_key[DI_SPEC_KEY_BYTES];
+    int64_t step_times_ttl_s;
     bool has_prefix_cache;
     bool is_sync;                 /* every step is finished before the next is formed */
     int64_t ttft_goal_ns;         /* time to first token that the scheduler aims at; 0: none */
@@ -150,6 +192,8 @@ typedef struct di_executor {
     di_status (*draft_begin)(void *self, const di_draft_seq *seqs, int32_t n_seqs, int32_t n_rows, uint8_t *slots,
                              di_error *err);
     di_status (*draft_next)(void *self, int32_t i, const int32_t *prev, float **logits, float **conf, di_error *err);
+    /* Work for the draft module that was put off (batch->taps), as di_draft_catch_up; NULL: nothing can be. */
+    di_status (*catch_up)(void *self, const di_batch *batch, di_error *err);
 } di_executor;
 
 /* What a core must know of a model. */
@@ -200,7 +244,14 @@ typedef struct di_core_stats {
     int64_t draft_tokens, accepted_tokens;               /* drafts verified, and accepted */
     int64_t verified_at[DI_SPEC_DRAFTS_MAX], accepted_at[DI_SPEC_DRAFTS_MAX]; /* by place in the round */
     int64_t n_draft_rounds;                                                   /* of a sequence */
-    double draft_error;                      /* mean distance of confidence and outcome */
+    double draft_error;                   /* mean distance of confidence and outcome */
+    int64_t calibration_n[DI_SPEC_BINS],  /* drafts whose predecessors held, by calibrated confidence in tenths, */
+        calibration_held[DI_SPEC_BINS];   /* and those that held */
+    double calibration_sum[DI_SPEC_BINS]; /* of their confidences */
+    int64_t n_tested;                     /* drafts that rejection has tested; sums over them: */
+    double expected_sum, /* chance of acceptance, 1 - d with the distance d of target's and draft's distributions */
+        bound_sum;       /* (1 - d) / (1 + d): what coupled acceptance has at least */
+    int64_t saved_ns;    /* time that drafts have saved by the cost model; below 0: they cost */
     int64_t forward_ns, sample_ns, draft_ns; /* on the core's own thread */
     int64_t host_ns;                         /* of the loop, without waiting */
     int64_t wait_ns;                         /* the core's thread had nothing to run while requests were running */
@@ -220,6 +271,12 @@ typedef struct di_core_stats {
 } di_core_stats;
 void di_core_stats_get(const di_core *core, di_core_stats *out);
 
+/* The largest ratio of one sequence's speed with drafts to that without that a fixed number of verified drafts can
+ * have, by the core's model of costs at this context and the chances of drafts as `held` has counted them (of this
+ * core, or of one that verifies them all); 1: none pays, 0: too little is known of times. Only while nothing is
+ * pending. */
+double di_core_speedup_bound(const di_core *core, const di_core_stats *held, int64_t context);
+
 /* ---- opening a model folder ----------------------------------------------------------------------------------------
  */
 
@@ -234,6 +291,10 @@ typedef struct di_load_options {
     int32_t dummy_layers; /* above 0: no folder, that many layers at the released dimensions; with `dummy` */
     int32_t draft_tokens; /* drafts of a round, cut to what the draft module makes; 0: it is not loaded */
     di_spec_policy draft_policy;
+    di_spec_accept accept;
+    const char *draft_temperatures; /* of the confidence head: one, or one for each draft; NULL: learnt */
+    const char *step_times_dir;     /* NULL: what is learnt of step times is not kept */
+    int64_t step_times_ttl_s;
     di_numerics numerics;
     int32_t seqs_max;
     int64_t batch_tokens_max, chunk_max;
@@ -264,6 +325,8 @@ typedef struct di_load_plan {
     di_core_options engine;
     di_memory_plan memory;
     uint64_t kv_bytes, state_bytes; /* all blocks, all slots */
+    uint64_t draft_bytes;           /* of running sequences: taps that are put off, and by rejection what drafts were
+                                       drawn from */
     uint64_t total_bytes;           /* weights (mapped), caches, workspace and scratch */
     uint64_t free_bytes;            /* of the device when the plan was made */
 } di_load_plan;

@@ -20,6 +20,10 @@
 /* Rows of the trace. */
 enum { DI_TRACE_ENGINE = 1, DI_TRACE_RUNNER = 2 };
 
+/* Tokens that follow for certain, because a constraint allows nothing else, and that are verified like drafts where
+ * there is no draft module. */
+enum { DI_SURE_MAX = 5 };
+
 typedef struct di_sequence di_sequence;
 typedef struct di_step di_step;
 
@@ -32,6 +36,21 @@ typedef enum di_seq_state {
     DI_SEQ_RUNNING, /* has a state slot and blocks */
     DI_SEQ_ENDED    /* its DONE event was sent; kept until no step holds it any more */
 } di_seq_state;
+
+/* The masks of the rows that come next in a sequence with a constraint (mask.c). The constraint stands n_ahead tokens
+ * behind position: drafts that it has accepted for the rows' sake. */
+typedef struct di_mask_rows {
+    di_constraint constraint; /* owned */
+    int64_t position;         /* of the token that row 0 gives */
+    int32_t n_ahead;
+    int32_t n_rows; /* rows that are filled */
+    bool has_ended; /* there is no further row: the draft behind the last one can't come, or ends it */
+    int32_t only[DI_SPEC_DRAFTS_MAX + 1]; /* the one token that a row allows; -1: more */
+    di_status status;                     /* with error: no row behind the filled ones can be made */
+    di_error error;
+    size_t n_words; /* of a row */
+    uint32_t words[];
+} di_mask_rows;
 
 /* One sample of a request inside the engine.
  *
@@ -55,21 +74,29 @@ struct di_sequence {
     int64_t n_prompt;
     bool has_history;
     di_history history;
-    void *memory;   /* owned: copies of stop strings, bias, stop tokens, forced tokens, units */
-    bool may_draft; /* nothing of it is given beforehand */
+    void *memory;        /* owned: copies of stop strings, bias, stop tokens, forced tokens, units */
+    bool may_draft;      /* the draft module may draft for it: nothing of it is given beforehand */
+    int32_t ahead_max;   /* rows behind its newest token's that a step may have */
+    di_mask_rows *masks; /* owned; the runner's while it is running; NULL: no constraint */
+    float *draft_ln; /* owned [drafts, n_vocab], from its admission on: what drafts were drawn from; NULL: not kept */
     di_core_callback callback;
     void *user;
     const di_span *units; /* [n_units] */
     size_t n_units;
-    const int32_t *force_ids, *forced_first;
-    size_t n_force, n_forced_first;
-    int32_t force_after;
+    const int32_t *forced_first;
+    size_t n_forced_first;
 
     /* The runner's own, while a step has the sequence: where its decoding stands. */
     int64_t golden;                    /* position of its newest token, whose row comes next */
     int32_t n_drafts;                  /* tokens behind it that are drafts */
+    int64_t put_off, put_off_end;      /* rows whose keys for the draft module are put off */
     float raw[DI_SPEC_DRAFTS_MAX];     /* their confidences */
     float chances[DI_SPEC_DRAFTS_MAX]; /* calibrated */
+    float before[DI_SPEC_DRAFTS_MAX];  /* those of the round before */
+    int32_t n_before;                  /* 0: there was none */
+    bool has_chances;                  /* of this decoding */
+    int32_t n_unsure;                  /* its first drafts, of which not all were certain anyway */
+    bool is_drafted;                   /* by the module, not by a constraint alone */
     di_spec_guard guard;
     double round_cost; /* tokens that the round's time is worth */
 
@@ -97,7 +124,7 @@ struct di_sequence {
     di_logprob *prompt_top;
 
     int32_t *blocks; /* owned [blocks_max]; held while running */
-    int32_t n_blocks, blocks_max, slot;
+    int32_t n_blocks, blocks_max, slot, tap_slot;
     int32_t run_idx;     /* index in core->running */
     int64_t rect;        /* first position that consumer layers keep (bounded replay); 0: all */
     int64_t valid_start; /* window keys before it don't exist */
@@ -110,9 +137,7 @@ struct di_sequence {
     di_strbuf text;
     di_stop_matcher stop; /* plain text */
     di_parser *parser;    /* owned; NULL: plain text */
-    size_t n_forced;      /* of force_ids */
-    bool is_forcing;
-    di_generation gen; /* what callbacks see; pointers into the fields above. Last, its error is rarely touched */
+    di_generation gen;    /* what callbacks see; pointers into the fields above. Last, its error is rarely touched */
 };
 
 /* ---- step ---------------------------------------------------------------------------------------------------------
@@ -121,6 +146,7 @@ struct di_sequence {
 /* A token to draw, or (is_prompt) the log-probabilities of a token of the prompt. */
 typedef struct di_step_row {
     di_sequence *seq;
+    int32_t n_span;       /* this row and those of drafts behind it, which the runner fills from it */
     di_sequence *fork_of; /* the leader: the sequence has no rows of its own in this step; else NULL */
     int64_t position;     /* of the token that the row gives; the runner's where the sequence decodes */
     size_t top_at;        /* in the step's tops */
@@ -150,6 +176,7 @@ typedef struct di_step_seq {
 typedef struct di_step_result {
     int32_t token;
     float logprob;
+    float distance;   /* of the target's and the draft's distributions, where rejection tests a draft */
     di_status status; /* what is wrong is in the step's errors, which are touched by failures alone */
 } di_step_result;
 
@@ -178,6 +205,7 @@ struct di_step {
     int32_t n_snapshots;
     int64_t n_logits;
     di_step_row *samples;    /* owned: a row of logits each, forks and drafts' rows beside them */
+    int32_t *drawn;          /* owned: the runner's list of those that are there */
     di_step_result *results; /* owned, beside them */
     di_error *errors;        /* owned, beside them */
     int32_t n_samples;
@@ -191,9 +219,16 @@ struct di_step {
     di_error error;                                            /* of the whole step */
     int64_t start_ns, forward_ns, sample_ns, drawn_ns, end_ns; /* begun, forward done, sampling begun and done, drafts
                                                                   done */
-    int64_t rows_run, context_run;
-    int32_t n_drafters; /* sequences with new drafts */
+    int64_t rows_run, context_run, row_context;                /* rows; contexts of sequences, and of all their rows */
+    bool puts_off;                                             /* the draft module's keys of its rows */
+    int32_t n_decoding, n_verified, n_held; /* decoding sequences with rows; drafts verified, and held */
+    int32_t n_drafters;                     /* sequences with new drafts */
     double draft_error;
+    int64_t calibration_n[DI_SPEC_BINS], calibration_held[DI_SPEC_BINS]; /* so far */
+    double calibration_sum[DI_SPEC_BINS];
+    double saved_ns; /* that drafts have saved so far */
+    int64_t n_tested;
+    double expected_sum, bound_sum;
 };
 
 /* ---- runner -------------------------------------------------------------------------------------------------------
@@ -211,8 +246,25 @@ typedef struct di_runner {
 
     /* speculation */
     int32_t n_drafts; /* of a round; 0: none */
+    uint8_t *taps;    /* borrowed; NULL: keys are never put off */
+    int64_t ring_rows, rows_max;
+    int32_t *drafter_rows; /* owned [seqs_max]: the drafters' rows in the step */
+    bool is_drafting;      /* the last step had a drafting round */
+    /* Where drafting has not paid for a while, a round is made and verified all the same: else a model of costs that
+     * has gone wrong would never be put right. */
+    bool is_probing;
+    int32_t steps_idle, probe_after; /* steps without a round; so many until the next probe */
+    di_spec_accept accept;
+    const float *temperatures;     /* borrowed [n_drafts]; 0 in the first: not given */
+    di_spec_curve *curve;          /* owned; NULL but for DI_SPEC_REFERENCE */
+    struct di_masker *masker;      /* owned; fills masks beside forwards. Made with the first constraint */
+    struct di_mask_job *mask_jobs; /* owned [seqs_max] */
+    int32_t n_mask_jobs;
     int64_t context_max, n_steps, n_draft_fails;
     double rate; /* running share of drafts that hold */
+    double saved_ns;
+    int64_t n_tested;               /* drafts that rejection tested */
+    double expected_sum, bound_sum; /* of 1 - d and (1 - d) / (1 + d), d being their distances */
     double rate_hint;
     di_spec_policy policy;
     di_spec_cost cost;
@@ -222,6 +274,8 @@ typedef struct di_runner {
     void *plan_scratch;
     di_draft_seq *draft_seqs;
     di_sequence **drafters;
+    di_sequence **sure; /* sequences that may have tokens that are certain */
+    int32_t n_sure;
     int32_t *draft_prev;
     float *draft_conf;
     di_error *draft_errors;
@@ -247,8 +301,42 @@ void di_runner_launch(di_runner *r, di_step *step);
 /* The rows' arguments are filled: the step may sample. */
 void di_runner_sample(di_runner *r, di_step *step);
 void di_runner_wait(di_runner *r, di_step *step);
+/* Makes the draft module's keys of rows that were put off, of sequences [n] whose rows in the step are at `at` [n]. On
+ * failure they are put off still. Called by the runner's thread. */
+di_status di_runner_catch_up(di_runner *r, const di_step *step, di_sequence *const *seqs, const int32_t *at, int32_t n,
+                             di_error *err);
+
+/* ---- mask.c: constraints ---- */
+/* A place for the masks of n_rows rows; takes the constraint over, on failure too. */
+di_status di_masks_create(di_mask_rows **out, const di_constraint *constraint, int32_t n_vocab, int32_t n_rows,
+                          int64_t position, di_error *err);
+void di_masks_destroy(di_mask_rows *m); /* NULL is fine */
+/* The next row of s gives the token of `position`; the tokens before it are known. `anew`: nothing is known of what was
+ * accepted so far. */
+void di_masks_begin(di_sequence *s, int64_t position, bool anew);
+/* Fills rows up to n_rows, as far as the drafts behind the first position go. */
+void di_masks_fill(di_sequence *s, int32_t n_rows);
+/* Both for one sequence. */
+typedef struct di_mask_job {
+    di_sequence *seq;
+    int64_t position;
+    int32_t n_rows;
+    bool anew;
+} di_mask_job;
+void di_masks_run(const di_mask_job *job);
+/* Threads that fill masks while a forward runs. */
+typedef struct di_masker di_masker;
+di_status di_masker_create(di_masker **out, int n_threads, di_error *err);
+void di_masker_destroy(di_masker *k); /* NULL is fine */
+/* Starts jobs [n] of different sequences; all that they concern stays as it is until di_masker_wait. */
+void di_masker_start(di_masker *k, const di_mask_job *jobs, int32_t n);
+void di_masker_wait(di_masker *k);
 
 /* ---- draw.c: from logits to tokens and drafts; called by the runner's thread ---- */
+/* Sum of the contexts of n rows from pos0 on: of the row at position p, p + 1. */
+static inline int64_t di_step_row_context(int64_t pos0, int64_t n) {
+    return n * pos0 + n * (n + 1) / 2;
+}
 /* How many drafts each decoding sequence of the step verifies. */
 void di_step_plan(di_runner *r, di_step *step);
 /* Draws the step's rows, decides which drafts hold and writes tokens where the next forward reads them. */
@@ -268,6 +356,8 @@ struct di_core {
     di_forward *forward; /* owned; NULL with an executor from outside */
     int64_t keep;        /* of the replay; 0 = off */
     di_kv kv;
+    uint8_t *taps; /* owned device memory [seqs_max, tap_bytes]; NULL: the draft module's keys are never put off */
+    di_kv_pool tap_slots;   /* of it */
     di_prefix *prefix;      /* owned; NULL: no prefix cache */
     int32_t snapshot_every; /* blocks between the snapshots of a long prompt */
 
@@ -321,6 +411,10 @@ void di_sequence_done(di_sequence *s);
 static inline bool di_sequence_is_finished(const di_sequence *s) {
     return s->gen.finish != DI_FINISH_NONE;
 }
+/* A constraint has nothing to say behind an end mark. */
+static inline bool di_sequence_ends_at_eos(const di_sequence *s) {
+    return !s->sampling.ignore_eos || s->masks;
+}
 /* Positions that may have a row: the last token of the longest answer is never run. */
 static inline int64_t di_sequence_rows_max(const di_sequence *s) {
     return s->n_prompt + s->sampling.max_tokens - 1;
@@ -365,7 +459,15 @@ void di_step_keep_snapshots(di_core *c, di_step *step);
 di_status di_step_init(di_step *step, const di_core *c, di_error *err);
 void di_step_deinit(di_step *step);
 
+/* ---- measure.c ---- */
+/* Measures steps for the policy of drafts, within options.measure_ns. Before the first request. */
+void di_core_measure(di_core *c);
+
 /* ---- core.c ---- */
+/* Rows that a step may have behind the newest token's of any sequence. */
+static inline int32_t di_core_ahead_max(const di_core *c) {
+    return DI_MAX(c->options.draft_tokens, (int32_t)DI_SURE_MAX);
+}
 /* Takes a sequence out of the list of all. */
 void di_core_unlink(di_core *c, di_sequence *s);
 /* A line of statistics in the log when enough steps have passed since the last. */

@@ -5,8 +5,10 @@
  * anything large is made, and a shortage says what is needed and what there is. */
 #include "engine_internal.h"
 
-#define CONTEXT_MIN 256 /* a planned context is not cut below this */
-#define LOGITS_MIN 64   /* rows of logits of a step, so that prompts can be scored in chunks */
+#define CONTEXT_MIN 256                             /* a planned context is not cut below this */
+#define MEASURE_COST_NS ((int64_t)200 * 1000000)    /* of the start, for the cost of steps */
+#define MEASURE_TABLE_NS ((int64_t)20000 * 1000000) /* for the table of DI_SPEC_REFERENCE */
+#define LOGITS_MIN 64 /* rows of logits of a step, so that prompts can be scored in chunks */
 
 /* ---- plan ---------------------------------------------------------------------------------------------------------
  */
@@ -45,11 +47,17 @@ static bool plan_context(di_load_plan *plan, const di_config *c, const di_load_o
     di_model_options mo = model_options(o, plan, backend, device);
     di_model_plan(c, &mo, &plan->memory);
     const di_memory_plan *m = &plan->memory;
-    size_t states;
+    size_t states, drafts = 0;
+    size_t n_drafts = (size_t)plan->engine.draft_tokens, seqs = (size_t)o->seqs_max;
+    if (o->accept == DI_SPEC_REJECTION && !di_size_mul3(&drafts, seqs * n_drafts, (size_t)c->vocab, sizeof(float)))
+        return false;
+    if (n_drafts > 0 && o->draft_policy == DI_SPEC_COST && !di_size_add(&drafts, drafts, seqs * m->tap_bytes))
+        return false;
+    plan->draft_bytes = drafts;
     if (!di_size_mul(&states, (size_t)o->seqs_max + (size_t)plan->engine.n_snapshots, m->slot_bytes))
         return false;
     plan->state_bytes = states;
-    plan->total_bytes = m->weight_bytes + m->workspace_bytes + m->scratch_bytes + states;
+    plan->total_bytes = m->weight_bytes + m->workspace_bytes + m->scratch_bytes + states + plan->draft_bytes;
     return plan->total_bytes >= m->weight_bytes;
 }
 
@@ -61,7 +69,7 @@ static uint64_t block_budget(const di_load_plan *plan, const di_load_options *o)
     if (o->kv_bytes > 0)
         return (uint64_t)o->kv_bytes > plan->state_bytes ? (uint64_t)o->kv_bytes - plan->state_bytes : 0;
     uint64_t taken = DI_MIN((uint64_t)m->weight_bytes, plan->free_bytes / 2) + m->workspace_bytes + m->scratch_bytes +
-                     plan->state_bytes;
+                     plan->state_bytes + plan->draft_bytes;
     return taken < plan->free_bytes ? (plan->free_bytes - taken) / 2 : 0;
 }
 
@@ -122,6 +130,10 @@ di_status di_load_plan_make(di_load_plan *plan, const di_config *c, const di_loa
         .logits_max = DI_MIN(o->batch_tokens_max, DI_MAX((int64_t)o->seqs_max * (1 + n_drafts), LOGITS_MIN)),
         .draft_tokens = n_drafts,
         .draft_policy = o->draft_policy,
+        .accept = o->accept,
+        .measure_ns = o->draft_policy == DI_SPEC_REFERENCE ? MEASURE_TABLE_NS : MEASURE_COST_NS,
+        .step_times_dir = o->step_times_dir,
+        .step_times_ttl_s = o->step_times_ttl_s,
         .queue_max = o->queue_max,
         .replay = o->replay,
         .replay_keep = o->replay_keep,
@@ -132,6 +144,9 @@ di_status di_load_plan_make(di_load_plan *plan, const di_config *c, const di_loa
         .log_interval_steps = o->log_interval_steps,
         .trace = o->trace,
     };
+    if (o->draft_temperatures && n_drafts > 0 &&
+        (st = di_spec_temperatures_parse(o->draft_temperatures, n_drafts, plan->engine.draft_temperatures, err)))
+        return di_error_context(err, st, "--draft-temperatures");
     /* A context that was asked for must fit; the model's own is halved until one sequence does. */
     int64_t context = o->context_max > 0 ? o->context_max : c->position_max, n_blocks, budget_blocks;
     for (;;) {
@@ -234,6 +249,25 @@ static di_status make_identity(di_loaded *l, const di_load_options *o, di_error 
     return st;
 }
 
+/* Step times are of a model, a machine and a way to run: whatever changes one of them gets a file of its own. */
+static void make_step_times_key(di_loaded *l, const di_load_options *o) {
+    char identity[33], cpu[128], numbers[160];
+    for (int i = 0; i < 16; i++)
+        snprintf(identity + 2 * i, 3, "%02x", l->plan.engine.identity[i]);
+    di_cpu_name(cpu, sizeof cpu);
+    snprintf(numbers, sizeof numbers, "%d threads, pinned %d, order free %d, %d sequences, %d drafts, %lld rows",
+             l->backend.device->host_threads(l->device), o->is_pinned, o->is_order_free, o->seqs_max,
+             l->plan.engine.draft_tokens, (long long)o->batch_tokens_max);
+    const char *parts[] = {DI_ENGINE_VERSION,
+                           identity,
+                           o->backend,
+                           o->cpu_isa ? o->cpu_isa : "auto",
+                           cpu,
+                           numbers,
+                           o->draft_temperatures ? o->draft_temperatures : ""};
+    di_spec_store_key(l->plan.engine.step_times_key, parts, DI_COUNT(parts));
+}
+
 static di_status make_blacklist(di_loaded *l, const di_load_options *o, di_error *err) {
     if (!o->blacklist)
         return DI_OK;
@@ -279,7 +313,8 @@ di_status di_load_open(di_loaded *l, const di_load_options *o, di_error *err) {
         goto out;
     if ((st = open_model(l, o, err)))
         goto out;
-    st = make_identity(l, o, err);
+    if (!(st = make_identity(l, o, err)))
+        make_step_times_key(l, o);
     l->load_ns = di_clock_ns() - start_ns;
 out:
     if (st)

@@ -38,9 +38,11 @@ void di_seq_release(di_core *c, di_sequence *s) {
         di_kv_pool_release(&c->kv.blocks, s->blocks, s->n_blocks);
     if (s->slot >= 0)
         di_kv_pool_release(&c->kv.slots, &s->slot, 1);
+    if (s->tap_slot >= 0)
+        di_kv_pool_release(&c->tap_slots, &s->tap_slot, 1);
     di_kv_chain_reset(&s->chain);
     s->n_blocks = 0;
-    s->slot = -1;
+    s->slot = s->tap_slot = -1;
     s->n_done = s->n_sched = 0;
     s->is_decoding = false;
     s->valid_start = s->page_from = s->snapshot_at = 0;
@@ -84,6 +86,13 @@ static void start_behind(di_core *c, di_step *step, di_sequence *s, di_kv_hit hi
     c->stats.cached_tokens += s->gen.n_cached;
 }
 
+static void take_tap_slot(di_core *c, di_sequence *s) {
+    if (!c->taps)
+        return;
+    bool is_taken = di_kv_pool_alloc(&c->tap_slots, 1, &s->tap_slot);
+    DI_ASSERT(is_taken); /* there are as many as sequences can run */
+}
+
 bool di_seq_admit(di_core *c, di_step *step, di_sequence *s, int64_t n_reserved) {
     int64_t n_blocks = di_kv_blocks_for(s->n_tokens);
     int32_t cap = hit_max(c, s), snapshot = -1;
@@ -97,6 +106,7 @@ bool di_seq_admit(di_core *c, di_step *step, di_sequence *s, int64_t n_reserved)
         s->slot = -1;
         return false;
     }
+    take_tap_slot(c, s);
     if (cap > 0)
         hit = di_prefix_acquire(c->prefix, &s->chain, cap, s->blocks, &snapshot);
     s->n_blocks = hit.n_blocks;
@@ -121,6 +131,7 @@ bool di_seq_fork(di_core *c, di_sequence *s, const di_sequence *leader, int64_t 
         s->slot = -1;
         return false;
     }
+    take_tap_slot(c, s);
     for (int32_t i = 0; i < n_full; i++) {
         s->blocks[i] = leader->blocks[i];
         di_kv_pool_acquire(&c->kv.blocks, s->blocks[i]);

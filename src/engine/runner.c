@@ -8,7 +8,11 @@
  * back while a step was here is written by later steps only.
  *
  * Rows are sampled on the device's host threads, each with scratch of its own. Results lie beside the step's rows;
- * nothing here knows what a token means. */
+ * nothing here knows what a token means.
+ *
+ * The draft module has keys of its own for every row. While nothing is drafted they are put off: a step keeps what they
+ * are made of, and they are made for the last window of rows at once when a sequence drafts again, or before a step
+ * that makes them anyway or takes a snapshot. */
 #include "engine_internal.h"
 
 /* ---- one step ---- */
@@ -40,8 +44,7 @@ static di_status settle(di_runner *r, di_step *step, int32_t k, bool *is_there) 
     rows->pos0 = s->golden;
     rows->n_rows = rows->n_logits = 1 + q->n_drafts;
     rows->n_snapshots = 0;
-    for (int32_t j = 0; j <= q->n_drafts; j++)
-        step->samples[q->sample_at + j].position = s->golden + 1 + j;
+    step->samples[q->sample_at].position = s->golden + 1;
     if (q->snapshot_at < 0)
         return DI_OK;
     const di_ring_snapshot *snapshot = &step->snapshots[q->snapshot_at];
@@ -54,6 +57,109 @@ static di_status settle(di_runner *r, di_step *step, int32_t k, bool *is_there) 
     return copy_units(r, r->kv->states, r->kv->slot_bytes, &copy, 1, &step->error);
 }
 
+static void add_mask_job(di_runner *r, di_sequence *s, int64_t position, int32_t n_rows, bool anew) {
+    if (s->masks)
+        r->mask_jobs[r->n_mask_jobs++] = (di_mask_job){.seq = s, .position = position, .n_rows = n_rows, .anew = anew};
+}
+
+/* Masks for the rows that the step draws from are made while its forward runs. */
+static void start_masks(di_runner *r, const di_step *step) {
+    r->n_mask_jobs = 0;
+    for (int32_t i = 0; i < step->n_samples; i += step->samples[i].n_span) {
+        const di_step_row *row = &step->samples[i];
+        const di_step_seq *q = &step->seqs[row->seq_idx];
+        if (row->is_prompt)
+            continue;
+        if (row->fork_of || !q->is_decoding)
+            add_mask_job(r, row->seq, row->position, 1, true);
+        else if (q->logits_at >= 0)
+            add_mask_job(r, row->seq, row->position, 1 + q->n_drafts, false);
+    }
+    if (r->n_mask_jobs == 0)
+        return;
+    if (!r->masker && di_masker_create(&r->masker, DI_MAX(r->n_workers / 2, 1), NULL)) {
+        for (int32_t i = 0; i < r->n_mask_jobs; i++) /* no thread: then here */
+            di_masks_run(&r->mask_jobs[i]);
+        return;
+    }
+    di_masker_start(r->masker, r->mask_jobs, r->n_mask_jobs);
+}
+
+/* ---- keys that are put off ---- */
+
+static di_status run_catch_up(di_runner *r, int32_t n, di_error *err) {
+    di_batch batch = {.n_seqs = n,
+                      .seqs = r->batch,
+                      .replay = r->replay,
+                      .pages = r->kv->pages,
+                      .slots = r->kv->states,
+                      .taps = r->taps};
+    return n ? r->executor.catch_up(r->executor.self, &batch, err) : DI_OK;
+}
+
+di_status di_runner_catch_up(di_runner *r, const di_step *step, di_sequence *const *seqs, const int32_t *at, int32_t n,
+                             di_error *err) {
+    int32_t n_seqs = 0;
+    int64_t n_rows = 0;
+    di_status st = DI_OK;
+    for (int32_t i = 0; i < n && !st && r->taps; i++) {
+        int64_t end = seqs[i]->put_off_end, pos = DI_MAX(seqs[i]->put_off, end - r->ring_rows);
+        while (pos < end && !st) {
+            if (n_rows == r->rows_max || n_seqs == r->seqs_max) {
+                st = run_catch_up(r, n_seqs, err);
+                n_seqs = 0;
+                n_rows = 0;
+                continue;
+            }
+            int64_t count = DI_MIN(end - pos, r->rows_max - n_rows);
+            di_seq_rows *rows = &r->batch[n_seqs++];
+            *rows = step->rows[at[i]];
+            rows->pos0 = pos;
+            rows->n_rows = (int32_t)count;
+            rows->n_logits = rows->n_snapshots = 0;
+            pos += count;
+            n_rows += count;
+        }
+    }
+    if (!st)
+        st = run_catch_up(r, n_seqs, err);
+    for (int32_t i = 0; i < n && !st; i++)
+        seqs[i]->put_off = seqs[i]->put_off_end;
+    return st;
+}
+
+/* Whether the step's rows need no keys of the draft module now: it is not in use, all of them are newest tokens, which
+ * stay, and no snapshot wants them. Else what was put off before is made first, so that it never has gaps. */
+static di_status settle_keys(di_runner *r, di_step *step) {
+    step->puts_off = r->taps && !r->is_drafting;
+    for (int32_t k = 0; k < step->n_seqs && step->puts_off; k++) {
+        const di_step_seq *q = &step->seqs[k];
+        step->puts_off = q->is_decoding && q->snapshot_at < 0 && (q->n_drafts == 0 || !q->seq->is_drafted);
+    }
+    int32_t n = 0;
+    for (int32_t k = 0; k < step->n_seqs && r->taps && !step->puts_off; k++) {
+        di_sequence *s = step->seqs[k].seq;
+        if (!step->seqs[k].is_decoding || s->put_off == s->put_off_end)
+            continue;
+        r->drafters[n] = s;
+        r->drafter_rows[n++] = k;
+    }
+    return di_runner_catch_up(r, step, r->drafters, r->drafter_rows, n, &step->error);
+}
+
+static void note_put_off(di_step *step) {
+    for (int32_t k = 0; k < step->n_seqs && step->puts_off; k++) {
+        const di_seq_rows *rows = &step->rows[k];
+        di_sequence *s = step->seqs[k].seq;
+        if (step->seqs[k].logits_at < 0)
+            continue;
+        if (s->put_off == s->put_off_end)
+            s->put_off = s->put_off_end = rows->pos0;
+        DI_ASSERT(s->put_off_end == rows->pos0);
+        s->put_off_end = rows->pos0 + rows->n_rows;
+    }
+}
+
 static di_status forward(di_runner *r, di_step *step, float **logits) {
     di_error *err = &step->error;
     di_status st = copy_units(r, r->kv->pages, r->kv->page_bytes, step->page_copies, step->n_page_copies, err);
@@ -62,8 +168,10 @@ static di_status forward(di_runner *r, di_step *step, float **logits) {
     if (st)
         return st;
     di_step_plan(r, step);
+    if ((st = settle_keys(r, step)))
+        return st;
     int32_t n = 0, n_logits = 0;
-    step->rows_run = step->context_run = 0;
+    step->rows_run = step->context_run = step->row_context = 0;
     for (int32_t k = 0; k < step->n_seqs; k++) {
         bool is_there;
         if ((st = settle(r, step, k, &is_there)))
@@ -75,6 +183,7 @@ static di_status forward(di_runner *r, di_step *step, float **logits) {
         n_logits += r->batch[n].n_logits;
         step->rows_run += r->batch[n].n_rows;
         step->context_run += r->batch[n].pos0 + r->batch[n].n_rows;
+        step->row_context += di_step_row_context(r->batch[n].pos0, r->batch[n].n_rows);
         n++;
     }
     if (n == 0)
@@ -85,8 +194,15 @@ static di_status forward(di_runner *r, di_step *step, float **logits) {
         .replay = r->replay,
         .pages = r->kv->pages,
         .slots = r->kv->states,
+        .taps = step->puts_off ? r->taps : NULL,
     };
-    return r->executor.forward(r->executor.self, &batch, logits, err);
+    start_masks(r, step);
+    st = r->executor.forward(r->executor.self, &batch, logits, err);
+    if (r->masker && r->n_mask_jobs > 0)
+        di_masker_wait(r->masker);
+    if (!st)
+        note_put_off(step);
+    return st;
 }
 
 static void trace_step(const di_runner *r, const di_step *step) {
@@ -99,6 +215,36 @@ static void trace_step(const di_runner *r, const di_step *step) {
     di_trace_arg drafted[] = {{"sequences", step->n_drafters}};
     if (step->n_drafters > 0)
         di_trace_span(r->trace, DI_TRACE_RUNNER, "draft", step->drawn_ns, step->end_ns, 1, drafted);
+}
+
+static void learn(di_runner *r, di_step *step) {
+    int64_t forward_ns = step->forward_ns - step->start_ns, draw_ns = step->drawn_ns - step->sample_ns;
+    di_spec_cost_learn_step(&r->cost, step->rows_run, step->row_context, forward_ns + draw_ns);
+    if (r->curve && step->n_prompt_rows == 0)
+        di_spec_curve_learn(r->curve, step->rows_run, step->n_seqs, forward_ns, draw_ns);
+    if (step->n_verified == 0 || !di_spec_cost_is_ready(&r->cost))
+        return;
+    /* Without its drafts the step would have taken less, and the tokens that they brought steps of their own. */
+    int64_t rows = step->rows_run - step->n_verified;
+    double plain_ns = di_spec_cost_step_ns(&r->cost, rows, step->row_context * rows / DI_MAX(step->rows_run, 1));
+    r->saved_ns += plain_ns * (double)step->n_held / step->n_decoding - ((double)(forward_ns + draw_ns) - plain_ns);
+}
+
+/* What the step's counters show of speculation so far. */
+static void report(di_runner *r, di_step *step) {
+    const di_spec_calibration *c = &r->calibration;
+    if (step->n_drafters > 0)
+        r->saved_ns -= (double)(step->end_ns - step->drawn_ns);
+    step->saved_ns = r->saved_ns;
+    step->n_tested = r->n_tested;
+    step->expected_sum = r->expected_sum;
+    step->bound_sum = r->bound_sum;
+    step->draft_error = di_spec_calibration_error(c, -1);
+    for (int i = 0; i < DI_SPEC_BINS; i++) {
+        step->calibration_n[i] = c->bins[i].n;
+        step->calibration_held[i] = c->bins[i].n_accepted;
+        step->calibration_sum[i] = c->bins[i].confidence_sum;
+    }
 }
 
 static void run(di_runner *r, di_step *step) {
@@ -117,11 +263,10 @@ static void run(di_runner *r, di_step *step) {
         di_step_draw(r, step, logits);
     step->drawn_ns = di_clock_ns();
     if (!step->error.code && r->n_drafts > 0)
-        di_spec_cost_learn_step(&r->cost, step->rows_run, step->context_run,
-                                step->forward_ns - step->start_ns + step->drawn_ns - step->sample_ns);
+        learn(r, step);
     di_step_draft(r, step);
-    step->draft_error = di_spec_calibration_error(&r->calibration, -1);
     step->end_ns = di_clock_ns();
+    report(r, step);
     trace_step(r, step);
 }
 
@@ -199,15 +344,23 @@ static di_status make_drafting(di_runner *r, di_error *err) {
     r->plan_scratch = malloc(di_spec_scratch_bytes(r->seqs_max, DI_MAX(r->n_drafts, 1)));
     r->draft_seqs = calloc(n, sizeof *r->draft_seqs);
     r->drafters = calloc(n, sizeof(di_sequence *));
+    r->drafter_rows = calloc(n, sizeof *r->drafter_rows);
+    r->sure = calloc(n, sizeof(di_sequence *));
     r->draft_prev = calloc(n, sizeof *r->draft_prev);
     r->draft_conf = calloc(n, sizeof *r->draft_conf);
     r->draft_errors = calloc(n, sizeof *r->draft_errors);
+    r->mask_jobs = calloc(n, sizeof *r->mask_jobs);
+    if (r->policy == DI_SPEC_REFERENCE && r->n_drafts > 0 && !(r->curve = calloc(1, sizeof *r->curve)))
+        return di_fail(err, DI_ERR_MEMORY, "a table of step times");
     if (!r->batch || !r->plan_seqs || !r->plan || !r->plan_scratch || !r->draft_seqs || !r->drafters ||
-        !r->draft_prev || !r->draft_conf || !r->draft_errors)
+        !r->drafter_rows || !r->sure || !r->draft_prev || !r->draft_conf || !r->draft_errors || !r->mask_jobs)
         return di_fail(err, DI_ERR_MEMORY, "drafting for %zu sequences", n);
     r->rate = 0.7;
-    if (r->n_drafts > 0)
-        di_spec_calibration_init(&r->calibration, r->n_drafts, NULL);
+    if (r->n_drafts == 0)
+        return DI_OK;
+    bool is_given = r->temperatures[0] > 0;
+    di_spec_calibration_init(&r->calibration, r->n_drafts, is_given ? r->temperatures : NULL);
+    r->calibration.is_frozen = is_given || r->policy == DI_SPEC_REFERENCE;
     return DI_OK;
 }
 
@@ -255,8 +408,13 @@ void di_runner_deinit(di_runner *r) {
     free(r->plan_scratch);
     free(r->draft_seqs);
     free(r->drafters);
+    free(r->drafter_rows);
+    free(r->sure);
     free(r->draft_prev);
     free(r->draft_conf);
     free(r->draft_errors);
+    free(r->mask_jobs);
+    free(r->curve);
+    di_masker_destroy(r->masker);
     *r = (di_runner){0};
 }

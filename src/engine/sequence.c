@@ -68,8 +68,6 @@ static di_status check(const di_core *c, const di_submission *sub, di_error *err
             sub->n_ids, (long long)c->options.context_max);
     if ((st = check_ids(c, "prompt", sub->ids, sub->n_ids, err)))
         return st;
-    if ((st = check_ids(c, "forced", sub->force_ids, sub->n_force, err)))
-        return st;
     if ((st = check_ids(c, "forced output", sub->forced_first, sub->n_forced_first, err)))
         return st;
     if ((st = check_units(c, sub, err)))
@@ -98,14 +96,13 @@ static di_status copy_lists(di_sequence *s, const di_submission *sub, di_error *
     const di_sampling *from = &sub->sampling;
     di_sampling *to = &s->sampling;
     const size_t sizes[] = {
-        from->n_stop * sizeof(char *),         from->n_stop * sizeof(size_t),         from->n_bias * sizeof(int32_t),
-        from->n_bias * sizeof(float),          from->n_stop_tokens * sizeof(int32_t), sub->n_force * sizeof(int32_t),
-        sub->n_forced_first * sizeof(int32_t), sub->n_units * sizeof(di_span),
+        from->n_stop * sizeof(char *),  from->n_stop * sizeof(size_t),         from->n_bias * sizeof(int32_t),
+        from->n_bias * sizeof(float),   from->n_stop_tokens * sizeof(int32_t), sub->n_forced_first * sizeof(int32_t),
+        sub->n_units * sizeof(di_span),
     };
     size_t bytes = 0;
     bool fits = DI_MAX(DI_MAX(from->n_stop, from->n_bias),
-                       DI_MAX(from->n_stop_tokens, DI_MAX(sub->n_force, DI_MAX(sub->n_forced_first, sub->n_units)))) <
-                SIZE_MAX / 64;
+                       DI_MAX(from->n_stop_tokens, DI_MAX(sub->n_forced_first, sub->n_units))) < SIZE_MAX / 64;
     for (size_t i = 0; i < DI_COUNT(sizes) && fits; i++)
         fits = di_size_add(&bytes, bytes, DI_ROUND_UP(sizes[i], sizeof(void *)));
     for (size_t i = 0; i < from->n_stop && fits; i++)
@@ -122,9 +119,8 @@ static di_status copy_lists(di_sequence *s, const di_submission *sub, di_error *
     to->bias_ids = take(&at, from->bias_ids, sizes[2]);
     to->bias_values = take(&at, from->bias_values, sizes[3]);
     to->stop_tokens = take(&at, from->stop_tokens, sizes[4]);
-    s->force_ids = take(&at, sub->force_ids, sizes[5]);
-    s->forced_first = take(&at, sub->forced_first, sizes[6]);
-    s->units = take(&at, sub->units, sizes[7]);
+    s->forced_first = take(&at, sub->forced_first, sizes[5]);
+    s->units = take(&at, sub->units, sizes[6]);
     for (size_t i = 0; i < from->n_stop; i++) {
         stop[i] = at;
         if (stop_len[i])
@@ -222,7 +218,7 @@ static di_status make_tokens(di_sequence *s, const di_submission *sub, di_error 
             "raise --kv-memory",
             (long long)n_prompt, (long long)max_tokens, (long long)n_blocks, c->kv.blocks.n_units);
     s->blocks_max = (int32_t)n_blocks;
-    s->tokens = malloc((size_t)(n_tokens + c->options.draft_tokens + 1) * sizeof *s->tokens);
+    s->tokens = malloc((size_t)(n_tokens + di_core_ahead_max(c) + 1) * sizeof *s->tokens);
     s->blocks = malloc((size_t)n_blocks * sizeof *s->blocks);
     if (!s->tokens || !s->blocks)
         return di_fail(err, DI_ERR_MEMORY, "sequence of %lld tokens", (long long)n_tokens);
@@ -234,6 +230,17 @@ static di_status make_tokens(di_sequence *s, const di_submission *sub, di_error 
     /* Fixed here from the prompt's own length (model.md 3.9), so that running it again gives the same. */
     s->rect = c->keep > 0 && n_prompt > c->keep ? n_prompt - c->keep : 0;
     return DI_OK;
+}
+
+static di_status make_masks(di_sequence *s, const di_submission *sub, di_error *err) {
+    di_constraint constraint;
+    if (!sub->constraint)
+        return DI_OK;
+    di_status st = sub->constraint->open(sub->constraint->self, &constraint, err);
+    if (st)
+        return st;
+    return di_masks_create(&s->masks, &constraint, s->core->model.n_vocab, 1 + di_core_ahead_max(s->core), s->n_prompt,
+                           err);
 }
 
 static void set_seed(di_sequence *s, int32_t index) {
@@ -248,16 +255,18 @@ static di_status fill(di_sequence *s, const di_submission *sub, int32_t index, d
     set_seed(s, index);
     if ((st = make_tokens(s, sub, err)))
         return st;
+    if ((st = make_masks(s, sub, err)))
+        return st;
     if ((st = copy_lists(s, sub, err)))
         return st;
     if ((st = make_text(s, sub, err)))
         return st;
     if ((st = make_logprobs(s, err)))
         return st;
-    s->n_force = sub->n_force;
-    s->force_after = sub->force_after;
     s->n_forced_first = sub->n_forced_first;
-    s->may_draft = c->options.draft_tokens > 0 && s->n_force == 0 && s->n_forced_first == 0;
+    bool is_given = s->n_forced_first > 0;
+    s->may_draft = c->options.draft_tokens > 0 && !is_given;
+    s->ahead_max = s->may_draft ? c->options.draft_tokens : s->masks && !is_given ? DI_SURE_MAX : 0;
     s->n_units = sub->n_units;
     s->has_history = di_sampling_needs_history(&s->sampling);
     if (s->has_history && di_sampling_needs_prompt_history(&s->sampling) &&
@@ -280,7 +289,7 @@ di_status di_sequence_create(di_sequence **out, di_core *core, const di_submissi
     s->callback = sub->callback;
     s->user = sub->user;
     s->sampling = sub->sampling;
-    s->slot = -1;
+    s->slot = s->tap_slot = -1;
     s->item.priority = sub->priority;
     s->item.is_ready = true;
     s->deadline_ns = sub->deadline_ns > 0 ? sub->deadline_ns : INT64_MAX;
@@ -304,6 +313,8 @@ void di_sequence_destroy(di_sequence *s) {
     di_parser_destroy(s->parser);
     di_stop_matcher_deinit(&s->stop);
     di_strbuf_deinit(&s->text);
+    di_masks_destroy(s->masks);
+    free(s->draft_ln);
     free(s->memory);
     free(s->logprobs);
     free(s->top);
@@ -423,19 +434,7 @@ static void end(di_sequence *s, di_finish reason) {
 
 int32_t di_sequence_forced(const di_sequence *s) {
     size_t n = (size_t)s->gen.n_tokens;
-    if (n < s->n_forced_first)
-        return s->forced_first[n];
-    return s->is_forcing ? s->force_ids[s->n_forced] : -1;
-}
-
-static void track_forcing(di_sequence *s, int32_t token) {
-    if ((size_t)s->gen.n_tokens <= s->n_forced_first)
-        return;
-    if (s->is_forcing) {
-        s->is_forcing = ++s->n_forced < s->n_force;
-    } else if (s->n_force > s->n_forced && token == s->force_after) {
-        s->is_forcing = true;
-    }
+    return n < s->n_forced_first ? s->forced_first[n] : -1;
 }
 
 static di_status keep_logprobs(di_sequence *s, float logprob, const di_logprob *top, di_error *err) {
@@ -483,13 +482,12 @@ static di_status advance(di_sequence *s, int32_t token, float logprob, const di_
         return st;
     s->n_tokens++; /* the runner has written it */
     s->gen.n_tokens++;
-    track_forcing(s, token);
     if (s->parser && di_parser_is_reasoning(s->parser))
         s->gen.reasoning_tokens++;
     if (s->callback && (st = s->callback(s->user, &s->gen, &(di_core_event){.kind = DI_CORE_TOKEN}, err)))
         return st;
 
-    if (token == s->core->model.eos_id && !s->sampling.ignore_eos) {
+    if (token == s->core->model.eos_id && di_sequence_ends_at_eos(s)) {
         end(s, DI_FINISH_STOP);
         return DI_OK;
     }

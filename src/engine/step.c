@@ -20,7 +20,7 @@ enum { BORDER_AHEAD = 16 }; /* rows before a block's end from which on its seque
 di_status di_step_init(di_step *step, const di_core *c, di_error *err) {
     size_t n = (size_t)c->options.seqs_max;
     size_t n_snapshots = (size_t)(c->options.batch_tokens_max / DI_PAGE_TOKENS) + n;
-    size_t n_samples = (size_t)c->options.logits_max + n * (2 + (size_t)c->options.draft_tokens);
+    size_t n_samples = (size_t)c->options.logits_max + n * (2 + (size_t)di_core_ahead_max(c));
     step->seqs = calloc(n, sizeof *step->seqs);
     step->rows = calloc(n, sizeof *step->rows);
     /* Room for the longest tables; what is never used is never touched. */
@@ -35,8 +35,9 @@ di_status di_step_init(di_step *step, const di_core *c, di_error *err) {
     step->samples = calloc(n_samples, sizeof *step->samples);
     step->results = calloc(n_samples, sizeof *step->results);
     step->errors = calloc(n_samples, sizeof *step->errors);
+    step->drawn = calloc(n_samples, sizeof *step->drawn);
     if (!step->blocks || !step->seqs || !step->rows || !step->page_copies || !step->slot_copies || !step->snapshots ||
-        !step->snapshot_of || !step->samples || !step->results || !step->errors)
+        !step->snapshot_of || !step->samples || !step->results || !step->errors || !step->drawn)
         return di_fail(err, DI_ERR_MEMORY, "steps of %zu sequences", n);
     return DI_OK;
 }
@@ -52,6 +53,7 @@ void di_step_deinit(di_step *step) {
     free(step->samples);
     free(step->results);
     free(step->errors);
+    free(step->drawn);
     free(step->tops);
     *step = (di_step){0};
 }
@@ -238,8 +240,8 @@ static void grow_running(di_core *c) {
         int64_t n = s->is_decoding && rows_left(s) ? rows_at_most(s) : 0;
         if (n <= (int64_t)s->n_blocks * DI_PAGE_TOKENS || di_seq_grow(c, s, n)) {
             /* Drafts may reach into a block behind: only where there is plenty. */
-            int64_t more = DI_MIN(n + c->options.draft_tokens, di_sequence_rows_max(s));
-            if (n > 0 && s->may_draft && more > (int64_t)s->n_blocks * DI_PAGE_TOKENS &&
+            int64_t more = DI_MIN(n + s->ahead_max, di_sequence_rows_max(s));
+            if (n > 0 && more > (int64_t)s->n_blocks * DI_PAGE_TOKENS &&
                 c->kv.blocks.n_free + di_prefix_idle(c->prefix) > c->n_running)
                 (void)di_seq_grow(c, s, more);
             i++;
@@ -275,6 +277,7 @@ static int64_t reserved_blocks(const di_core *c) {
 static di_step_row *add_sample(di_step *step, di_sequence *s, int32_t seq_idx, int64_t logits_row, int64_t position) {
     di_step_row *row = &step->samples[step->n_samples++];
     row->seq = s;
+    row->n_span = 1;
     row->seq_idx = seq_idx;
     row->logits_row = (int32_t)logits_row;
     row->position = position;
@@ -283,6 +286,15 @@ static di_step_row *add_sample(di_step *step, di_sequence *s, int32_t seq_idx, i
     row->n_top = -1;
     row->forced = -1;
     return row;
+}
+
+/* Room for what drafts of s are drawn from, where acceptance needs it. Without it s drafts nothing. */
+static void keep_draft_ln(const di_core *c, di_sequence *s) {
+    if (c->options.accept != DI_SPEC_REJECTION || !s->may_draft || s->draft_ln || di_sampling_is_greedy(&s->sampling))
+        return;
+    size_t bytes;
+    if (di_size_mul3(&bytes, (size_t)c->options.draft_tokens, (size_t)c->model.n_vocab, sizeof *s->draft_ln))
+        s->draft_ln = malloc(bytes);
 }
 
 /* Samples beside s, whose prompt ends in this step: they draw their first token from the same row of logits. */
@@ -297,6 +309,7 @@ static void fork_held(di_core *c, di_step *step, di_sequence *s, int32_t seq_idx
         held->state = DI_SEQ_RUNNING;
         held->run_idx = c->n_running;
         c->running[c->n_running++] = held;
+        keep_draft_ln(c, held);
         held->gen.start_ns = s->gen.start_ns;
         held->n_flight++;
         held->n_coming++;
@@ -342,6 +355,7 @@ static void add_rows(di_core *c, di_step *step, di_sequence *s, int64_t n) {
         .n_rows = (int32_t)n,
         .n_logits = (int32_t)n_logits,
         .slot = s->slot,
+        .tap_slot = s->tap_slot,
         .n_blocks = n_blocks,
         .rect = s->rect,
         .valid_start = s->valid_start,
@@ -373,7 +387,7 @@ static void add_rows(di_core *c, di_step *step, di_sequence *s, int64_t n) {
 /* Puts the row of a decoding sequence's newest token into the step, and room for drafts behind it. */
 static void add_decoding(di_core *c, di_step *step, di_sequence *s) {
     int64_t end = rows_at_most(s);
-    int32_t n_drafts = s->may_draft ? c->options.draft_tokens : 0;
+    int32_t n_drafts = s->ahead_max;
     int32_t snapshot = di_seq_plan_snapshot(c, step, s, end + n_drafts);
     int32_t k = add_seq(step, s, s->n_blocks);
     step->seqs[k].is_decoding = true;
@@ -383,14 +397,15 @@ static void add_decoding(di_core *c, di_step *step, di_sequence *s) {
     step->rows[k] = (di_seq_rows){
         .tokens = s->tokens,
         .slot = s->slot,
+        .tap_slot = s->tap_slot,
         .n_blocks = s->n_blocks,
         .rect = s->rect,
         .valid_start = s->valid_start,
         .page_from = s->page_from,
     };
     count_rows(c, step, s, 1, end);
-    for (int32_t j = 0; j <= n_drafts; j++)
-        add_sample(step, s, k, j, 0);
+    add_sample(step, s, k, 0, 0)->n_span = 1 + n_drafts;
+    step->n_samples += n_drafts;
     step->n_logits++;
     s->n_coming++;
     s->drafts_asked = n_drafts;
@@ -458,6 +473,7 @@ static void admit(di_core *c, di_step *step, budget *b, const di_sequence *over)
         s->state = DI_SEQ_RUNNING;
         s->run_idx = c->n_running;
         c->running[c->n_running++] = s;
+        keep_draft_ln(c, s);
         if (!s->gen.start_ns) {
             s->gen.start_ns = di_clock_ns();
             c->stats.queue_sum_ns += s->gen.start_ns - s->gen.submit_ns;
@@ -522,25 +538,21 @@ static void form(di_core *c, di_step *step) {
 
 /* ---- sampling's arguments ---- */
 
-/* The row of logits that the sequence's next token is drawn from: drafts have later ones. */
-static int32_t first_row(const di_step *step, const di_step_row *row) {
-    return step->seqs[row->seq_idx].is_decoding ? 0 : row->logits_row;
-}
-
-/* Once the tokens before are committed: what each row of the step is drawn with. */
+/* Once the tokens before are committed: what each row of the step is drawn with. Of drafts' rows the runner makes it
+ * from the row before them. */
 static void fill_samples(di_step *step) {
-    for (int32_t i = 0; i < step->n_samples; i++) {
+    for (int32_t i = 0; i < step->n_samples; i += step->samples[i].n_span) {
         di_step_row *row = &step->samples[i];
         di_sequence *s = row->seq;
         row->is_skipped = di_sequence_is_finished(s);
         if (row->is_skipped)
             continue;
         row->n_top = row->is_prompt ? s->sampling.n_prompt_logprobs : s->sampling.n_logprobs;
-        if (!row->is_prompt && row->logits_row == first_row(step, row))
+        if (!row->is_prompt)
             row->forced = di_sequence_forced(s);
         if (row->n_top <= 0)
             continue;
-        size_t n = step->n_tops + (size_t)row->n_top;
+        size_t n = step->n_tops + (size_t)row->n_top * (size_t)row->n_span;
         if (n > step->tops_cap) {
             size_t cap = DI_MAX(n, 2 * step->tops_cap);
             di_logprob *grown = realloc(step->tops, cap * sizeof *grown);
@@ -578,8 +590,8 @@ static void take_first_token(di_core *c, di_sequence *s) {
         c->stats.ttft_goal_missed++;
 }
 
-static void commit_token(di_core *c, const di_step *step, int32_t i, int64_t now_ns) {
-    const di_step_row *row = &step->samples[i];
+/* Row i of the step, of the span that begins at `row`. */
+static void commit_token(di_core *c, const di_step *step, const di_step_row *row, int32_t i, int64_t now_ns) {
     const di_step_result *result = &step->results[i];
     di_sequence *s = row->seq;
     if (di_sequence_is_finished(s) || row->is_skipped) {
@@ -596,7 +608,8 @@ static void commit_token(di_core *c, const di_step *step, int32_t i, int64_t now
         take_first_token(c, s);
     }
     c->stats.output_tokens++;
-    di_sequence_advance(s, result->token, result->logprob, row->n_top > 0 ? step->tops + row->top_at : NULL);
+    size_t top_at = row->top_at + (size_t)(&step->samples[i] - row) * (size_t)DI_MAX(row->n_top, 0);
+    di_sequence_advance(s, result->token, result->logprob, row->n_top > 0 ? step->tops + top_at : NULL);
 }
 
 static void commit_prompt(const di_step *step, int32_t i) {
@@ -626,7 +639,7 @@ static void commit_first(di_core *c, const di_step *step, int32_t i, int64_t now
         }
         di_sequence_copy_prompt_logprobs(s, row->fork_of);
     }
-    commit_token(c, step, i, now_ns);
+    commit_token(c, step, row, i, now_ns);
 }
 
 static void commit_decoding(di_core *c, const di_step *step, const di_step_seq *q, int64_t now_ns) {
@@ -638,7 +651,7 @@ static void commit_decoding(di_core *c, const di_step *step, const di_step_seq *
         return;
     }
     for (int32_t j = 0; j < q->n_new; j++)
-        commit_token(c, step, q->sample_at + j, now_ns);
+        commit_token(c, step, &step->samples[q->sample_at], q->sample_at + j, now_ns);
     for (int32_t j = 0; j < q->n_drafts && q->n_new > 0; j++) {
         st->verified_at[j]++;
         st->accepted_at[j] += j < q->n_new - 1;
@@ -661,6 +674,13 @@ static void count_step(di_core *c, const di_step *step) {
     st->draft_ns += step->end_ns - step->drawn_ns;
     st->n_draft_rounds += step->n_drafters;
     st->draft_error = step->draft_error;
+    memcpy(st->calibration_n, step->calibration_n, sizeof st->calibration_n);
+    memcpy(st->calibration_held, step->calibration_held, sizeof st->calibration_held);
+    memcpy(st->calibration_sum, step->calibration_sum, sizeof st->calibration_sum);
+    st->saved_ns = (int64_t)step->saved_ns;
+    st->n_tested = step->n_tested;
+    st->expected_sum = step->expected_sum;
+    st->bound_sum = step->bound_sum;
     if (step->follows)
         st->wait_ns += DI_MAX(step->start_ns - c->last_end_ns, 0) + (step->sample_ns - step->forward_ns);
     c->last_end_ns = step->end_ns;
@@ -678,7 +698,7 @@ static void commit(di_core *c, di_step *step) {
             di_sequence_fail(step->seqs[k].seq, &step->error);
     }
     int64_t now_ns = di_clock_ns();
-    for (int32_t i = 0; i < step->n_samples; i++) {
+    for (int32_t i = 0; i < step->n_samples; i += step->samples[i].n_span) {
         di_step_row *row = &step->samples[i];
         if (step->error.code) {
             di_sequence_fail(row->seq, &step->error); /* forks have no rows of their own */
@@ -701,7 +721,7 @@ static void commit(di_core *c, di_step *step) {
         di_seq_publish(c, s);
     }
     di_step_keep_snapshots(c, step);
-    for (int32_t i = 0; i < step->n_samples; i++) {
+    for (int32_t i = 0; i < step->n_samples; i += step->samples[i].n_span) {
         if (di_sequence_is_finished(step->samples[i].seq))
             retire(c, step->samples[i].seq);
     }

@@ -234,11 +234,29 @@ static di_status take_tap(di_forward *fw, int32_t layer, di_act trunk) {
     return DI_OK;
 }
 
+/* The row set that taps are of. */
+static int32_t tap_set(const di_config *c) {
+    return c->draft_targets[0] >= c->first_consumer;
+}
+
+/* Keeps the taps of the rows for a later di_draft_catch_up. */
+static di_status keep_taps(di_forward *fw) {
+    const di_layout *lay = &fw->model->layout;
+    const di_row_set *rs = &fw->set[tap_set(&fw->model->config)];
+    di_rows rows = rs->rows;
+    rows.slot = (const int32_t *)(const void *)(fw->ws.meta + fw->ml.tap_slot);
+    return fw->model->backend.ops->ring_store(
+        fw->stream, &(di_ring_store_args){.rows = &rows,
+                                          .records = fw->ws.taps,
+                                          .store_from = rs->store_from,
+                                          .ring = {fw->taps, lay->tap_bytes, 0, lay->tap_record, lay->ring_len}});
+}
+
 /* Main-context keys of the draft blocks from the taps (dspark.md 4.3). */
 static di_status draft_keys(di_forward *fw) {
     const di_model *mo = fw->model;
     const di_config *c = &mo->config;
-    int32_t set = c->draft_targets[0] >= c->first_consumer;
+    int32_t set = tap_set(c);
     const di_row_set *rs = &fw->set[set];
     int64_t n = rs->rows.n_rows, width = (int64_t)c->n_draft_targets * c->hidden;
     di_act taps = di_act_of(fw, fw->ws.taps, n, width), tq, cq;
@@ -329,7 +347,7 @@ static di_status run(di_forward *fw, const di_batch *batch, float **logits) {
     }
     DI_TRY(head(fw, trunk, pre, logits));
     if (mo->with_draft)
-        DI_TRY(draft_keys(fw));
+        DI_TRY(fw->taps ? keep_taps(fw) : draft_keys(fw));
     return mo->backend.device->stream_sync(fw->stream, fw->err);
 }
 
@@ -337,10 +355,40 @@ di_status di_forward_run(di_forward *fw, const di_batch *batch, float **logits, 
     fw->err = err;
     fw->pages = batch->pages;
     fw->slots = batch->slots;
+    fw->taps = batch->taps;
     if (err)
         err->message[0] = 0;
     di_status st = run(fw, batch, logits);
     return di_error_context(err, di_refused(fw, st), "forward of %d sequences", batch->n_seqs);
+}
+
+static di_status catch_up(di_forward *fw, const di_batch *batch) {
+    const di_model *mo = fw->model;
+    int32_t set = tap_set(&mo->config);
+    DI_TRY(di_forward_prepare(fw, batch));
+    DI_TRY(rope_tables(fw, set));
+    DI_TRY(gather(fw, fw->taps, fw->ws.taps, fw->ml.tap_rows, fw->set[set].rows.n_rows, mo->layout.tap_record));
+    DI_TRY(draft_keys(fw));
+    return mo->backend.device->stream_sync(fw->stream, fw->err);
+}
+
+di_status di_draft_catch_up(di_forward *fw, const di_batch *batch, di_error *err) {
+    fw->err = err;
+    fw->slots = batch->slots;
+    fw->taps = batch->taps;
+    fw->tap = NULL;
+    if (!fw->model->with_draft || !batch->taps)
+        return di_fail(err, DI_ERR_ARG, "keys of the draft module: it was not loaded, or nothing was put off");
+    for (int32_t s = 0; s < batch->n_seqs; s++) {
+        if (batch->seqs[s].n_rows > fw->model->layout.ring_len || batch->seqs[s].n_snapshots > 0)
+            return di_fail(err, DI_ERR_RANGE,
+                           "sequence %d of the batch: keys of %d rows and %d snapshots, expected at most %d and none",
+                           s, batch->seqs[s].n_rows, batch->seqs[s].n_snapshots, fw->model->layout.ring_len);
+    }
+    if (err)
+        err->message[0] = 0;
+    di_status st = catch_up(fw, batch);
+    return di_error_context(err, di_refused(fw, st), "draft keys of %d sequences", batch->n_seqs);
 }
 
 di_status di_forward_copy_units(di_forward *fw, uint8_t *base, size_t unit_bytes, const di_copy *copies, int32_t n,

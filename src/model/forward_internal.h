@@ -76,13 +76,14 @@ static inline int32_t di_snapshot_passes(const di_config *c) {
 typedef struct di_meta_layout {
     struct {
         size_t pos, seq, win_lo, win_hi, row0, n, pos0, slot, store_from;
-    } set[2];                                              /* 0: producers (all rows), 1: consumers */
-    size_t blocks;                                         /* [seqs_max, blocks_stride] */
-    size_t pair_store_from;                                /* [seqs_max] */
-    size_t ids;                                            /* [rows_max] */
-    size_t grams;                                          /* [rows_max, Ng] */
-    size_t keep;                                           /* [rows_max]: producer row of each consumer row */
-    size_t logit_rows;                                     /* [logits_max]: consumer rows */
+    } set[2];                  /* 0: producers (all rows), 1: consumers */
+    size_t blocks;             /* [seqs_max, blocks_stride] */
+    size_t pair_store_from;    /* [seqs_max] */
+    size_t ids;                /* [rows_max] */
+    size_t grams;              /* [rows_max, Ng] */
+    size_t keep;               /* [rows_max]: producer row of each consumer row */
+    size_t logit_rows;         /* [logits_max]: consumer rows */
+    size_t tap_slot, tap_rows; /* [seqs_max], [rows_max]: places of taps that are put off, of sequences and rows */
     size_t ent_row[3], ent_seq[3], ent_idx[3], ent_pos[3]; /* by ratio 1, 2 */
     struct {
         size_t seq;                             /* [passes, rows_max]: snapshot of a row, or the last of the others */
@@ -110,7 +111,7 @@ struct di_forward {
     di_row_set snap;     /* rows of set 0 by snapshot instead of sequence; its seq array is that of the first pass */
     int32_t n_logits;
     const int32_t *pair_store_from;
-    uint8_t *pages, *slots;
+    uint8_t *pages, *slots, *taps;
     di_tap_fn tap;
     void *tap_user;
     float *tap_scores; /* device, made when a tap wants index scores */

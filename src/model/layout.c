@@ -3,6 +3,8 @@
  *   page (128 tokens):  for every kv source, in layer order: [index keys | pad][main entries | pad], 128/r of each
  *   slot (a sequence):  a window ring per backbone layer, one per draft layer, a compressor ring per ratio-2 source
  *
+ *   taps (a sequence):  a ring of what the draft layers' window keys are made of, for those that are put off
+ *
  * Sections and rings start at multiples of 32 bytes. Exact numerics keep floats in the same places. */
 #include "model_internal.h"
 
@@ -48,6 +50,10 @@ void di_layout_init(di_layout *out, const di_config *c, di_numerics numerics, bo
         if (di_config_is_kv_source(c, l) && c->ratio[l] == 2) {
             y.pair_offset[l] = section(&y.slot_bytes, (size_t)y.pair_ring_len * y.pair_bytes);
         }
+    }
+    if (with_draft) {
+        y.tap_record = (size_t)c->n_draft_targets * (size_t)c->hidden * (exact ? 4 : 2);
+        y.tap_bytes = (size_t)y.ring_len * y.tap_record;
     }
     *out = y;
 }

@@ -175,6 +175,7 @@ void di_model_plan(const di_config *config, const di_model_options *opt, di_memo
     di_layout_init(&layout, config, o.numerics, o.with_draft);
     out->page_bytes = layout.page_bytes;
     out->slot_bytes = layout.slot_bytes;
+    out->tap_bytes = layout.tap_bytes;
     out->workspace_bytes =
         di_workspace_cut(&ws, &ml, NULL, config, &layout, o.numerics, &o) + ml.n_bytes; /* host copy of the metadata */
     if (o.backend && o.device) {

@@ -180,9 +180,10 @@ di_status di_model_create(di_model **out, const di_config *config, const di_chec
 void di_model_destroy(di_model *model);
 const di_config *di_model_config(const di_model *model);
 
-/* Bytes of one KV block (128 tokens), of one sequence's state slot, and of the workspace of one di_forward. */
+/* Bytes of one KV block (128 tokens), of one sequence's state slot, of the workspace of one di_forward; tap_bytes of
+ * what a sequence needs to put off the draft module's keys, 0 without one. */
 typedef struct di_memory_plan {
-    size_t page_bytes, slot_bytes, workspace_bytes, scratch_bytes, weight_bytes;
+    size_t page_bytes, slot_bytes, tap_bytes, workspace_bytes, scratch_bytes, weight_bytes;
 } di_memory_plan;
 /* The plan of a model that is not loaded yet: config, options (backend and device may be NULL: no scratch), no
  * checkpoint. */
@@ -219,6 +220,7 @@ typedef struct di_seq_rows {
     int32_t n_snapshots;
     const di_ring_snapshot *snapshots; /* [n_snapshots], borders rising; borrowed for the call */
     const uint8_t *is_image;           /* per position from 0, or NULL: no images */
+    int32_t tap_slot;                  /* where its taps are kept in batch->taps */
 } di_seq_rows;
 
 /* Where a forward shows its intermediate tensors (tests and debugging). `data` may be written: what follows then uses
@@ -230,7 +232,11 @@ typedef struct di_batch {
     const di_seq_rows *seqs;
     di_replay replay;
     uint8_t *pages, *slots; /* device memory: KV blocks of page_bytes, state slots of slot_bytes */
-    di_tap_fn tap;          /* NULL: none */
+    /* Device memory, tap_bytes for each tap_slot. Not NULL: what the draft module's keys of these rows are made of is
+     * kept there, and di_draft_catch_up makes them when they are needed. NULL: they are made at once. A snapshot that
+     * the batch takes then lacks these rows in the draft module's rings. */
+    uint8_t *taps;
+    di_tap_fn tap; /* NULL: none */
     void *tap_user;
 } di_batch;
 
@@ -249,6 +255,12 @@ typedef struct di_copy {
 } di_copy;
 di_status di_forward_copy_units(di_forward *fw, uint8_t *base, size_t unit_bytes, const di_copy *copies, int32_t n,
                                 di_error *err);
+
+/* Makes the draft module's keys of rows that were put off (batch->taps): of each sequence
+ * consecutive rows, at most as many as a ring holds (the window and what a sequence may step back). The same
+ * bytes in the rings as if nothing had been put off. Reads tokens, blocks and positions as di_forward_run does; runs no
+ * layer. DI_ERR_ARG without a draft module. */
+di_status di_draft_catch_up(di_forward *fw, const di_batch *batch, di_error *err);
 
 /* One drafting round (dspark.md 4.4) for sequences whose last certain row is at position `last` (its main keys are in
  * the rings) and whose next token `token` is sampled but not run. */

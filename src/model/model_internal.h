@@ -84,6 +84,7 @@ typedef struct di_layout {
     size_t pair_offset[DI_LAYERS_MAX];                              /* compressor ring; kv sources with r = 2 */
     int32_t ring_len, pair_ring_len;
     size_t win_bytes, pair_bytes; /* records */
+    size_t tap_record, tap_bytes; /* taps of a row, and of a ring of them; 0 without the draft module */
 } di_layout;
 void di_layout_init(di_layout *out, const di_config *config, di_numerics numerics, bool with_draft);
 

@@ -207,6 +207,23 @@ static di_status send(di_forward *fw) {
     return fw->model->backend.device->upload(fw->model->device, fw->ws.meta, fw->meta, fw->ml.n_bytes, fw->err);
 }
 
+/* Places of the consumer rows' taps among those of all sequences, as records one after another. */
+static di_status fill_taps(di_forward *fw, const di_batch *batch) {
+    const di_meta_layout *m = &fw->ml;
+    int32_t ring_len = fw->model->layout.ring_len, row = 0;
+    for (int32_t s = 0; s < batch->n_seqs; s++) {
+        const di_seq_rows *q = &batch->seqs[s];
+        int32_t n = meta_i32(fw, m->set[1].n)[s], pos0 = meta_i32(fw, m->set[1].pos0)[s];
+        if (q->tap_slot < 0 || q->tap_slot > INT32_MAX / ring_len - 1)
+            return di_fail(fw->err, DI_ERR_RANGE, "sequence %d of the batch: taps in slot %d, expected 0 or more", s,
+                           q->tap_slot);
+        meta_i32(fw, m->tap_slot)[s] = q->tap_slot;
+        for (int32_t i = 0; i < n; i++)
+            meta_i32(fw, m->tap_rows)[row++] = q->tap_slot * ring_len + (pos0 + i) % ring_len;
+    }
+    return DI_OK;
+}
+
 di_status di_forward_prepare(di_forward *fw, const di_batch *batch) {
     const di_model *mo = fw->model;
     const di_config *c = &mo->config;
@@ -266,6 +283,8 @@ di_status di_forward_prepare(di_forward *fw, const di_batch *batch) {
     set_bind(fw, 0, row[0], batch->n_seqs);
     set_bind(fw, 1, row[1], batch->n_seqs);
     fill_snapshots(fw, batch);
+    if (batch->taps && (st = fill_taps(fw, batch)))
+        return st;
     fw->compact = row[1] < row[0];
     fw->is_replay = batch->replay != DI_REPLAY_OFF;
     fw->n_logits = li;

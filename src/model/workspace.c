@@ -60,6 +60,8 @@ static void cut_meta(di_meta_layout *m, const di_config *c, int64_t n, int64_t s
     m->snap.pos0 = take_meta(&used, n_snap, 4);
     m->snap.slot = take_meta(&used, n_snap, 4);
     m->snap.store_from = take_meta(&used, n_snap, 4);
+    m->tap_slot = take_meta(&used, s, 4);
+    m->tap_rows = take_meta(&used, n, 4);
     m->skip = take_meta(&used, 2 * n, 1);
     m->n_bytes = used;
 }

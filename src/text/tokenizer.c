@@ -108,6 +108,10 @@ bool di_tokenizer_is_special(const di_tokenizer *tok, int32_t id) {
     return has_flag(tok, id, DI_ENTRY_SPECIAL);
 }
 
+bool di_tokenizer_is_added(const di_tokenizer *tok, int32_t id) {
+    return has_flag(tok, id, DI_ENTRY_ADDED);
+}
+
 /* ---- encoding ---------------------------------------------------------------------------------------------------- */
 
 typedef struct encode_run {

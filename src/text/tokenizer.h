@@ -23,6 +23,7 @@ int32_t di_tokenizer_size(const di_tokenizer *tok); /* ids are 0 .. size-1, adde
 /* Id of an entry by its exact spelling (added tokens first), -1 when there is none. */
 int32_t di_tokenizer_find(const di_tokenizer *tok, const char *spelling);
 bool di_tokenizer_is_special(const di_tokenizer *tok, int32_t id); /* the added token's special flag */
+bool di_tokenizer_is_added(const di_tokenizer *tok, int32_t id);   /* with that flag or not */
 
 /* Appends the ids of text (repaired to valid UTF-8 first; at most 512 MiB, else DI_ERR_RANGE). plain: added tokens are
  * not recognised. */

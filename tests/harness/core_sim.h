@@ -1,7 +1,8 @@
 /* A model that costs nothing and forgets nothing: for the engine's properties.
  *
  * The value of a row is a hash of all tokens up to it. A page keeps the values of its positions, a state slot those of
- * its window, as the model keeps keys; logits are made of the row's value. The forward checks that every value which
+ * its window, twice: for the model and for its draft module, whose part can be put off; logits are made of the row's
+ * value. The forward checks that every value which
  * the model would read is there and right, whatever blocks, copies, snapshots and cached prefixes the engine used, and
  * that nothing is written where it must not be. */
 #ifndef DI_TEST_CORE_SIM_H
@@ -26,10 +27,10 @@ typedef struct sim {
     int64_t n_forwards;
     int32_t n_seqs_last, rows_last; /* of the last forward */
     /* the drafting round */
-    bool has_drafts;   /* set before sim_core: there is a draft module */
-    int draft_quality; /* of 8 drafts so many are drawn from the right logits */
-    int draft_fails;   /* a round in so many fails; 0: none */
-    int64_t n_rounds;
+    bool has_drafts;                          /* set before sim_core: there is a draft module */
+    int draft_quality;                        /* of 8 drafts so many are drawn from the right logits */
+    int draft_fails;                          /* a round in so many fails; 0: none */
+    int64_t n_rounds, n_put_off, n_caught_up; /* rows */
     uint64_t *draft_values;
     float *draft_logits, *draft_conf;
     int32_t n_drafters, drafters_cap;
@@ -60,8 +61,16 @@ static inline void sim_logits(uint64_t v, float *out) {
         }                                                                                                              \
     } while (0)
 
+static inline uint64_t *sim_ring(uint8_t *slots, int32_t slot) {
+    return (uint64_t *)(void *)(slots + (size_t)slot * 2 * SIM_RING * sizeof(uint64_t));
+}
+
+static inline uint64_t *sim_taps(const di_batch *batch, const di_seq_rows *q) {
+    return (uint64_t *)(void *)(batch->taps + (size_t)q->tap_slot * SIM_RING * sizeof(uint64_t));
+}
+
 static inline void sim_seq(sim *m, const di_batch *batch, const di_seq_rows *q, float **out) {
-    uint64_t *ring = (uint64_t *)(void *)(batch->slots + (size_t)q->slot * SIM_RING * sizeof(uint64_t));
+    uint64_t *ring = sim_ring(batch->slots, q->slot), *draft = ring + SIM_RING;
     uint64_t v = 0x1234;
     int64_t end = q->pos0 + q->n_rows;
     bool is_lost = false;
@@ -89,11 +98,18 @@ static inline void sim_seq(sim *m, const di_batch *batch, const di_seq_rows *q, 
             m->n_written++;
         }
         ring[p % SIM_RING] = v;
+        sim_check(!batch->taps || (q->tap_slot >= 0 && q->n_snapshots == 0));
+        if (batch->taps)
+            sim_taps(batch, q)[p % SIM_RING] = v;
+        else
+            draft[p % SIM_RING] = v;
+        m->n_put_off += batch->taps != NULL;
         for (int32_t i = 0; i < q->n_snapshots; i++) {
             const di_ring_snapshot *t = &q->snapshots[i];
             sim_check(t->at > q->pos0 && t->at <= end && t->at % DI_PAGE_TOKENS == 0 && t->slot != q->slot);
             if (p < t->at && p >= t->at - SIM_WINDOW)
-                ((uint64_t *)(void *)(batch->slots + (size_t)t->slot * SIM_RING * sizeof(uint64_t)))[p % SIM_RING] = v;
+                sim_ring(batch->slots, t->slot)[p % SIM_RING] =
+                    sim_ring(batch->slots, t->slot)[SIM_RING + p % SIM_RING] = v;
         }
         m->n_rows++;
         if (p < end - q->n_logits)
@@ -152,7 +168,14 @@ static inline di_status sim_draft_begin(void *self, const di_draft_seq *seqs, in
     }
     m->n_drafters = n_seqs;
     for (int32_t k = 0; k < n_seqs; k++) {
-        const uint64_t *ring = (const uint64_t *)(const void *)(slots + (size_t)seqs[k].slot * SIM_RING * sizeof *ring);
+        const uint64_t *ring = sim_ring(slots, seqs[k].slot);
+        for (int64_t p = DI_MAX(seqs[k].last - SIM_WINDOW + 1, 0); p <= seqs[k].last; p++) {
+            if (ring[p % SIM_RING] != ring[SIM_RING + p % SIM_RING]) {
+                fprintf(stderr, "core_sim: a round behind position %lld misses position %lld\n",
+                        (long long)seqs[k].last, (long long)p);
+                abort();
+            }
+        }
         m->draft_values[k] = sim_value(ring[seqs[k].last % SIM_RING], seqs[k].token);
     }
     return DI_OK;
@@ -172,6 +195,19 @@ static inline di_status sim_draft_next(void *self, int32_t i, const int32_t *pre
     }
     *logits = m->draft_logits;
     *conf = m->draft_conf;
+    return DI_OK;
+}
+
+static inline di_status sim_catch_up(void *self, const di_batch *batch, di_error *err) {
+    sim *m = self;
+    (void)err;
+    for (int32_t s = 0; s < batch->n_seqs; s++) {
+        const di_seq_rows *q = &batch->seqs[s];
+        const uint64_t *taps = sim_taps(batch, q);
+        for (int64_t p = q->pos0; p < q->pos0 + q->n_rows; p++)
+            sim_ring(batch->slots, q->slot)[SIM_RING + p % SIM_RING] = taps[p % SIM_RING];
+        m->n_caught_up += q->n_rows;
+    }
     return DI_OK;
 }
 
@@ -195,6 +231,7 @@ static inline di_core *sim_core(sim *m, const di_core_options *options) {
     if (m->has_drafts) {
         executor.draft_begin = sim_draft_begin;
         executor.draft_next = sim_draft_next;
+        executor.catch_up = sim_catch_up;
     }
     di_core_model model = {.n_vocab = SIM_VOCAB,
                            .eos_id = SIM_EOS,
@@ -202,7 +239,9 @@ static inline di_core *sim_core(sim *m, const di_core_options *options) {
                            .window_span = SIM_SPAN,
                            .step_experts = {4, 32, 4},
                            .draft_experts = {1, 8, 2}};
-    di_memory_plan plan = {.page_bytes = DI_PAGE_TOKENS * sizeof(uint64_t), .slot_bytes = SIM_RING * sizeof(uint64_t)};
+    di_memory_plan plan = {.page_bytes = DI_PAGE_TOKENS * sizeof(uint64_t),
+                           .slot_bytes = 2 * SIM_RING * sizeof(uint64_t),
+                           .tap_bytes = SIM_RING * sizeof(uint64_t)};
     di_core *core = NULL;
     di_error err = {0};
     di_test_ok(di_core_create_on(&core, &executor, &model, &m->backend, m->device, &plan, NULL, options, &err), &err);

@@ -25,7 +25,8 @@ static char out[65536];
 static void help_lists_the_commands(void **state) {
     (void)state;
     assert_int_equal(run("", "--help", out, sizeof out), 0);
-    static const char *const names[] = {"run", "chat", "bench", "tokenize", "encode", "parse", "info", "version"};
+    static const char *const names[] = {"run",   "chat",    "bench", "tokenize", "encode",
+                                        "parse", "grammar", "info",  "version"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         char line[32], args[32];
         snprintf(line, sizeof line, "\n  %-10s ", names[i]);
@@ -66,8 +67,9 @@ static void usage_errors_have_status_2(void **state) {
         {"run --temperature nan x", "--temperature: found 'nan'"},
         {"run --temperature inf x", "--temperature: found 'inf'"},
         {"run --max-tokens 0 x", "--max-tokens: found '0'"},
-        {"run --accept coupled x", "unknown option '--accept'"},
-        {"run --json-schema f x", "unknown option '--json-schema'"},
+        {"run --accept always x", "--accept: found 'always'"},
+        {"run --draft-policy none x", "--draft-policy: found 'none'"},
+        {"run --regex a --ebnf f x", "--regex and --ebnf: expected one of them"},
         {"run one two", "found 'two'"},
         {"version extra", "'deepinfer version' takes no arguments, found 'extra'"},
         {"version --raw", "option '--raw' is not one of 'deepinfer version'"},

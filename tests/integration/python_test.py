@@ -4,6 +4,7 @@ their places, arguments by the names of vLLM and of the reference.
 
 DEEPINFER_LIBRARY names the library; the first argument is the repository.
 """
+import json
 import os
 import sys
 import threading
@@ -125,6 +126,48 @@ class Generate(unittest.TestCase):
         biased = self.llm.generate("The fox", SamplingParams(temperature=0, max_tokens=4, logit_bias={205: 100}))[0]
         self.assertEqual(biased.token_ids, [205] * 4)
 
+    def structured(self, prompt="x", **fields):
+        result = self.llm.generate(prompt, SamplingParams(max_tokens=60, seed=5, **fields), use_tqdm=False)[0]
+        self.assertIsNone(result.error)
+        return result
+
+    def test_structured_outputs(self):
+        schema = {"enum": [True, None, 17]}
+        by_dict = self.structured(structured_outputs={"json": schema})
+        self.assertIn(json.loads(by_dict.text), (True, None, 17))
+        by_text = self.structured(structured_outputs={"json": json.dumps(schema)})
+        self.assertEqual(by_text.text, by_dict.text)
+        self.assertEqual(self.structured(so_args={"schema_type": "json", "schema": schema}).text, by_dict.text)
+        by_regex = self.structured(structured_outputs={"regex": "[a-f]{3}-[0-9]{2}"})
+        self.assertRegex(by_regex.text, r"\A[a-f]{3}-[0-9]{2}\Z")
+        self.assertEqual(by_regex.finish_reason, "stop")
+        self.assertEqual(self.structured(so_args={"schema_type": "regex", "schema": "[a-f]{3}-[0-9]{2}"}).text, by_regex.text)
+        rules = 'root ::= "(" root ")" | [0-9]'
+        self.assertRegex(self.structured(structured_outputs={"grammar": rules}).text, r"\A\(*[0-9]?\)*\Z")
+        self.assertRegex(self.structured(so_args={"schema_type": "ebnf", "schema": rules}).text, r"\A\(*[0-9]?\)*\Z")
+        self.assertIn(self.structured(structured_outputs={"choice": ("left", "right")}).text, ("left", "right"))
+        for off in ({"json": {"const": 1}, "regex": None}, {"json": {"const": 1}, "json_object": False}):
+            self.assertEqual(float(self.structured(structured_outputs=off).text), 1)
+        self.assertEqual(self.structured(structured_outputs={"json_object": True}).text[0], "{")
+
+    def test_structured_outputs_of_a_conversation(self):
+        params = SamplingParams(seed=5, max_tokens=20, structured_outputs={"choice": ["yes", "no"]})
+        for result in self.llm.chat([SUM, SUM], [params, {"so_args": {"schema_type": "regex", "schema": "yes|no"}}]):
+            self.assertIsNone(result.error)
+            self.assertIn(result.message["content"], ("yes", "no"))
+        text = "".join(p.text for p in self.llm.stream(messages=SUM, sampling_params=params) if p.kind == "content")
+        self.assertIn(text, ("yes", "no"))
+
+    def test_a_grammar_that_is_refused_has_a_result(self):
+        results = self.llm.generate(["x"] * 3, [
+            SamplingParams(structured_outputs={"regex": "(a"}),
+            SamplingParams(structured_outputs={"regex": "abc"}),
+            SamplingParams(structured_outputs={"json": {"$ref": "#/none"}}),
+        ], use_tqdm=False)  # fmt: skip
+        self.assertIn("'(' has no ')'", str(results[0].error))
+        self.assertEqual(results[1].text, "abc")
+        self.assertIn("'#/none' is not in the schema", str(results[2].error))
+
     def test_chat(self):
         results = self.llm.chat([SUM, [{"role": "user", "content": "What is the capital of France?"}]], GREEDY)
         self.assertEqual([r.text for r in results], ["47 + 38 = 85", "Paris is the capital of France."])
@@ -184,6 +227,33 @@ class Parameters(unittest.TestCase):
             SamplingParams(seed=1.5)
         with self.assertRaisesRegex(ValueError, "unknown sampling parameter 'tempreture', known are: n, temperature"):
             SamplingParams.of({"tempreture": 1})
+
+    def test_structured_outputs_that_are_wrong(self):
+        for bad, message in (
+            ({}, "one of json, regex, grammar, choice and json_object"),
+            ({"regex": "a", "choice": ["a"]}, "one of json, regex"),
+            ({"regexp": "a"}, "'regexp'.*json, regex, grammar, choice or json_object"),
+            ({"json": "{"}, "json"),
+            ({"json": 5}, "json"),
+            ({"regex": 5}, "regex"),
+            ({"grammar": ["a"]}, "grammar"),
+            ({"choice": "left"}, "choice"),
+            ({"choice": []}, "choice"),
+            ({"choice": [1]}, "choice"),
+            ("regex", "structured_outputs"),
+        ):  # fmt: skip
+            with self.assertRaisesRegex(ValueError, message, msg=str(bad)):
+                SamplingParams(structured_outputs=bad)
+        for bad, message in (
+            ({"schema_type": "regex"}, "a schema_type of json, regex, ebnf and a schema"),
+            ({"schema_type": "xml", "schema": "a"}, "a schema_type of json, regex, ebnf"),
+            ({"schema_type": "regex", "schema": "a", "more": 1}, "'more'.*schema_type and schema"),
+            ("regex", "so_args"),
+        ):  # fmt: skip
+            with self.assertRaisesRegex(ValueError, message, msg=str(bad)):
+                SamplingParams(so_args=bad)
+        with self.assertRaisesRegex(ValueError, "two names of one thing"):
+            SamplingParams(so_args={"schema_type": "regex", "schema": "a"}, structured_outputs={"regex": "a"})
 
     def test_names_of_one_thing(self):
         self.assertEqual(SamplingParams(seq_seed=-1).fields_of_line()["seed"], 2**64 - 1)

@@ -1,10 +1,12 @@
 /* The engine under random traffic, on a model that checks what it is given (core_sim.h).
  *
  * Arrivals, lengths, chunks, few blocks, preemption, aborts at any point, cached prefixes, forks, priorities, callers,
- * deadlines, failing forwards: every sample that finishes has exactly the tokens and log-probabilities of its request
- * run alone, what was cut short has a prefix of them, each gets one DONE event, and at the end nothing is held. */
+ * penalties, filters, log-probabilities, constraints, drafts of any quality under every policy: every sample that
+ * finishes has exactly the tokens and log-probabilities of its request run alone, what was cut short has a prefix of
+ * them, each gets one DONE event, and at the end nothing is held. */
 #include "core_sim.h"
 #include "engine/engine_internal.h"
+#include "toy_grammar.h"
 
 enum { REQUESTS_MAX = 40, TOKENS_MAX = 160, PROMPT_MAX = 700, SAMPLES_MAX = 3, TOP = 2 };
 
@@ -26,7 +28,8 @@ typedef struct request {
     int32_t n;
     char caller[4], salt[4];
     int32_t priority;
-    bool is_aborted;
+    bool is_aborted, has_grammar;
+    toy_grammar grammar;
     sample samples[SAMPLES_MAX];
 } request;
 
@@ -70,8 +73,14 @@ static void make_request(request *q, uint64_t *rng, size_t prompt_max) {
     q->sampling.n_logprobs = TOP;
     if (di_test_random(rng) % 4 == 0)
         q->sampling.presence_penalty = 0.7, q->sampling.repetition_penalty = 1.2;
+    if (di_test_random(rng) % 4 == 0)
+        q->sampling.top_p = 0.8, q->sampling.top_k = (int64_t)(di_test_random(rng) % 12);
+    if (di_test_random(rng) % 8 == 0)
+        q->sampling.min_p = 0.05;
     if (di_test_random(rng) % 8 == 0)
         q->sampling.n_prompt_logprobs = 1;
+    q->has_grammar = di_test_random(rng) % 3 == 0;
+    toy_init(&q->grammar, SIM_VOCAB, SIM_EOS, di_test_random(rng) % 4);
     if (di_test_random(rng) % 5 == 0)
         q->n = (int32_t)di_test_random_range(rng, 2, SAMPLES_MAX);
     q->priority = (int32_t)di_test_random_range(rng, -1, 1);
@@ -84,6 +93,7 @@ static di_status submit(di_core *core, request *q, int32_t n, uint64_t seed, di_
                          .n_ids = q->n_prompt,
                          .sampling = q->sampling,
                          .n = n,
+                         .constraint = q->has_grammar ? &q->grammar.source : NULL,
                          .priority = q->priority,
                          .caller = q->caller,
                          .caller_len = strlen(q->caller),
@@ -154,6 +164,7 @@ static di_core_options random_options(uint64_t *rng, size_t *prompt_max) {
 
 /* What all runs together went through: traffic that misses one of these shows nothing about it. */
 static di_core_stats total;
+static int64_t n_put_off, n_caught_up;
 
 static void add_total(const di_core_stats *s) {
     total.n_finished += s->n_finished;
@@ -180,6 +191,7 @@ static void traffic_went_through_everything(void **state) {
     assert_true(total.cached_tokens > 0 && total.recomputed_tokens > 0 && total.cache_hits > 0);
     assert_true(total.cache_evicted_blocks > 0 && total.cache_evicted_snapshots > 0 && total.snapshots > 0);
     assert_true(total.accepted_tokens > 0 && total.draft_tokens > total.accepted_tokens);
+    assert_true(n_put_off > n_caught_up && n_caught_up > 0);
     print_message("drafts verified %lld, accepted %lld\n", (long long)total.draft_tokens,
                   (long long)total.accepted_tokens);
     print_message("samples %lld, preempted %lld, forked %lld, cached tokens %lld, run again %lld\n",
@@ -197,7 +209,13 @@ DI_PROPERTY(every_sample_is_what_it_is_alone, 150) {
     m.draft_quality = (int)di_test_random_range(&rng, 0, 8);
     m.draft_fails = di_test_random(&rng) % 4 ? 0 : 7;
     o.draft_tokens = m.has_drafts ? (int32_t)di_test_random_range(&rng, 0, 5) : 0;
-    o.draft_policy = di_test_random(&rng) % 2 ? DI_SPEC_FIXED : DI_SPEC_COST;
+    o.draft_policy = (di_spec_policy)(di_test_random(&rng) % 3);
+    for (int i = 0; seed % 4 == 0 && i < o.draft_tokens; i++)
+        o.draft_temperatures[i] = 2;
+    if (di_test_random(&rng) % 6 == 0) { /* by rejection drafts change the text, and nothing else may */
+        o.accept = all.accept = DI_SPEC_REJECTION;
+        o.draft_tokens = 0;
+    }
     sim_open(&m_alone, 1);
     di_core *core = sim_core(&m, &o), *alone = sim_core(&m_alone, &all);
     request *requests = calloc(REQUESTS_MAX, sizeof *requests);
@@ -234,6 +252,8 @@ DI_PROPERTY(every_sample_is_what_it_is_alone, 150) {
             }
             assert_memory_equal(got->tokens, want[j].tokens, (size_t)got->n_tokens * sizeof *got->tokens);
             assert_memory_equal(got->logprobs, want[j].logprobs, (size_t)got->n_tokens * sizeof *got->logprobs);
+            if (q->has_grammar)
+                assert_true(toy_follows(&q->grammar, got->tokens, got->n_tokens));
         }
     }
     di_core_stats s;
@@ -243,6 +263,8 @@ DI_PROPERTY(every_sample_is_what_it_is_alone, 150) {
     assert_int_equal(s.n_finished, s.n_submitted);
     assert_int_equal(s.n_stop + s.n_length + s.n_abort + s.n_error, s.n_finished);
     add_total(&s);
+    n_put_off += m.n_put_off;
+    n_caught_up += m.n_caught_up;
     di_core_destroy(core);
     di_core_destroy(alone);
     sim_close(&m);

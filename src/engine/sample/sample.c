@@ -608,6 +608,35 @@ static void log_probabilities(const row *r, int32_t n_top, uint64_t *keys, int32
     }
 }
 
+/* Probabilities of the survivors and their logarithms (may be NULL), from a sum over rising ids, in double. */
+static void distribution(const row *r, bool is_greedy, float *p, float *ln_p) {
+    double largest = scaled(r, r->logits[r->best]), sum = 0.0;
+    float least = least_logit(r), buf[BLOCK];
+    bool has_fallen = is_filtered(r);
+    for (int64_t at = 0; at < r->n_vocab; at += BLOCK) {
+        const float *x = block_at(r, at, buf);
+        int64_t n = DI_MIN((int64_t)BLOCK, r->n_vocab - at);
+        double distance[BLOCK], e[BLOCK];
+        for (int i = 0; i < BLOCK; i++) {
+            bool is_in = is_greedy ? at + i == r->best : x[i] >= least && (!has_fallen || survives(r, x[i], at + i));
+            e[i] = distance[i] = is_in ? scaled(r, x[i]) - largest : -__builtin_inf();
+        }
+        for (int i = 0; i < BLOCK; i += DI_EXP_BLOCK)
+            di_exp_block(e + i);
+        for (int i = 0; i < n; i++) {
+            sum += e[i];
+            p[at + i] = (float)e[i];
+            if (ln_p)
+                ln_p[at + i] = (float)distance[i];
+        }
+    }
+    float log_sum = (float)di_ln(sum), inverse = (float)(1.0 / sum);
+    for (int64_t i = 0; i < r->n_vocab; i++)
+        p[i] *= inverse;
+    for (int64_t i = 0; ln_p && i < r->n_vocab; i++)
+        ln_p[i] -= log_sum;
+}
+
 /* ---- masks, bias, penalties ---------------------------------------------------------------------------------------
  */
 
@@ -742,8 +771,13 @@ di_status di_sample(di_sampler *sm, const di_sample_args *a, int32_t *token, di_
     if (st)
         return di_error_context(err, st, "position %llu", (unsigned long long)a->position);
     int32_t chosen = a->forced;
-    if (!is_forced)
+    if (!is_forced && a->choose) {
+        float *p = (float *)z.weights; /* which no longer are needed */
+        distribution(&r, di_sampling_is_greedy(s), p, a->ln_p);
+        chosen = a->choose(a->choose_ctx, p, a->n_vocab);
+    } else if (!is_forced) {
         chosen = di_sampling_is_greedy(s) ? r.best : draw(&r, a->seed, a->position);
+    }
     if (has_logprobs)
         log_probabilities(s->logprobs_processed ? &r : &raw, s->n_logprobs, z.keys, chosen, a->logprob, a->top);
     *token = chosen;

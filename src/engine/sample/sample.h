@@ -121,7 +121,12 @@ typedef struct di_sample_args {
     const di_history *history; /* of the committed tokens; NULL: none, which does for sampling without penalties */
     const int32_t *drafts;     /* [n_drafts] tokens between those and this position, counted as output */
     int32_t n_drafts;
-    int32_t forced;  /* the token, given; -1: draw one */
+    int32_t forced; /* the token, given; -1: draw one */
+    /* Draws instead of the rule above, where not NULL: from p [n_vocab], the probabilities of what survives (0 for the
+     * rest, 1 for the best token at greedy), which are valid during the call. */
+    int32_t (*choose)(void *ctx, const float *p, int64_t n_vocab);
+    void *choose_ctx;
+    float *ln_p;     /* out [n_vocab], with choose: ln of p, -infinity for 0; may be NULL */
     float *logprob;  /* out, where sampling->n_logprobs >= 0; may be NULL */
     di_logprob *top; /* out [n_logprobs] by falling probability, ties by lower id; may be NULL. Entries past the tokens
                         of non-zero probability have token -1 */

@@ -86,6 +86,10 @@ int32_t di_spec_redraw(const float *p, const float *ln_q, int64_t n, double u, d
     return best;
 }
 
+double di_spec_distance(const float *p, const float *ln_q, int64_t n) {
+    return total_of(p, ln_q, n);
+}
+
 bool di_spec_row_token(const di_spec_row *r, int32_t *token) {
     int32_t position = di_spec_position(r->first, r->row);
     if (r->is_last) {

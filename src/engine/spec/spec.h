@@ -5,8 +5,9 @@
  * whose drafts keep failing, the calibration of confidences, the arithmetic of rejection (dspark.md 4.5, model.md 7.1).
  * Leaves tokens, rows, memory and the order of steps to the step loop, coupled acceptance to sample/.
  *
- * All of it is pure: numbers in, numbers out; no clock, no thread, no allocation. A structure may be used by one thread
- * at a time and has no pointers, so that it can be copied. Times are in ns and only have to be of one clock. */
+ * All of it but the store is pure: numbers in, numbers out; no clock, no thread, no allocation. A structure may be used
+ * by one thread at a time and has no pointers, so that it can be copied. Times are in ns and only have to be of one
+ * clock. */
 #ifndef DI_SPEC_H
 #define DI_SPEC_H
 
@@ -125,6 +126,11 @@ typedef enum di_spec_policy {
     DI_SPEC_REFERENCE, /* the released engine's algorithm, by the time table */
     DI_SPEC_FIXED      /* every draft */
 } di_spec_policy;
+
+typedef enum di_spec_accept {
+    DI_SPEC_COUPLED,  /* a draft holds when it is the token that would have been drawn: the output has no trace of it */
+    DI_SPEC_REJECTION /* rejection sampling: the output's distribution has no trace of it */
+} di_spec_accept;
 
 typedef struct di_spec_seq { /* a sequence that gets a token in the step: it has one row for that in any case */
     int32_t n_drafts;        /* that it has and could use, 0..K; fewer where its length or its output ends before */
@@ -268,6 +274,39 @@ double di_spec_calibration_error(const di_spec_calibration *c, int32_t draft);
  * for another count, or a temperature that is not a finite number above 0; out is then untouched. */
 di_status di_spec_temperatures_parse(const char *text, int32_t n_drafts, float *out, di_error *err);
 
+/* ---- what was learnt, from one run to the next --------------------------------------------------------------------
+ *
+ * The one part of this folder that touches files. What is learnt about a model on a machine is one file in a folder,
+ * named '<32 hex digits of its key>.cost'. Nothing else in that folder is opened, listed, renamed or removed: it may be
+ * anyone's. The file is of 64-bit words, the lowest byte first:
+ *
+ *     "DI-COST\n" | version | sizes of the arrays | key, 2 words | saved at, in s
+ *     every number, in the order of the structures | FNV-1a of all bytes before
+ *
+ * Times of saving are the caller's, in seconds of a clock that goes on between runs; with one that was set back, a file
+ * from the future is as useless as one that is too old. Any thread, and several processes at once: a file is replaced
+ * as a whole, and the last one saved stays. */
+
+#define DI_SPEC_KEY_BYTES 16
+
+/* The key of n strings, each up to its NUL: all that times depend on, of model, numerics, machine and program. Where
+ * one string ends and the next begins is part of it. */
+void di_spec_store_key(uint8_t out[DI_SPEC_KEY_BYTES], const char *const *parts, size_t n);
+
+/* Reads what was saved in `dir` under `key`, at most ttl_s before now_s, in place of cost and calibration. These say
+ * what is asked for, as their _init left them: the same experts, drafts and rows_max, and the same temperatures where
+ * they are frozen. From there on all goes on as if the process had: old steps keep their weight and fade as usual.
+ * False, with both untouched, when there is nothing usable: no regular file, one too old, of the future, of another
+ * version or key, damaged, of other things than asked for, or with numbers that can't be. Never an error: the caller
+ * begins anew. */
+bool di_spec_store_load(const char *dir, const uint8_t key[DI_SPEC_KEY_BYTES], int64_t now_s, int64_t ttl_s,
+                        di_spec_cost *cost, di_spec_calibration *calibration);
+/* Saves both, in place of what was saved under the key before. Makes `dir` if only its last part is missing. What is
+ * at the file's name and no regular file is left alone: DI_ERR_IO. DI_ERR_RANGE for numbers that a load would refuse,
+ * DI_ERR_DISK without room. After an error what was saved before is still there. */
+di_status di_spec_store_save(const char *dir, const uint8_t key[DI_SPEC_KEY_BYTES], int64_t now_s,
+                             const di_spec_cost *cost, const di_spec_calibration *calibration, di_error *err);
+
 /* ---- acceptance by rejection --------------------------------------------------------------------------------------
  *
  * dspark.md 4.5, with uniforms of model.md 7.1. p is the target's processed distribution, q the draft's. Tokens that a
@@ -289,6 +328,10 @@ int32_t di_spec_draw(const float *p, int64_t n, double u);
 /* The same over max(p - exp(ln q - 5e-5), 0); where that is 0 everywhere, the first maximum of p. ln_q NULL: there is
  * no stored distribution, so p alone. residual (may be NULL) gets the sum: 1 - it is the expected acceptance. */
 int32_t di_spec_redraw(const float *p, const float *ln_q, int64_t n, double u, double *residual);
+
+/* Sum of max(p - exp(ln q - 5e-5), 0): the distance d of the two distributions (their total variation). A draft is
+ * accepted with chance 1 - d by rejection, and at least (1 - d) / (1 + d) where both are drawn with the same noise. */
+double di_spec_distance(const float *p, const float *ln_q, int64_t n);
 
 typedef struct di_spec_row {
     uint64_t seed; /* of the sequence */

@@ -79,7 +79,6 @@ static void defaults_are_ours(void **state) {
     assert_int_equal(q.sampling.n_bias + q.sampling.n_stop_tokens + q.n_forced, 0);
     assert_int_equal(q.priority, 0);
     assert_true(q.cache_salt.len == 0 && q.caller.len == 0);
-    assert_false(q.has_constraint);
     assert_int_equal(q.parse.stage, DI_CHAT_STAGE_CONTENT);
     assert_prompt(&q, "<｜begin▁of▁sentence｜><｜User｜>hi<｜Assistant｜></think>");
     di_request_deinit(&q);
@@ -342,7 +341,7 @@ static void developer_any_stops_and_plain_json_mode_are_done(void **state) {
     assert_int_equal(q.sampling.n_stop, 17); /* the empty one stops nothing */
     assert_text((di_chat_text){q.parse.stop[1], q.parse.stop_len[1]}, "2");
     assert_true(q.parse.is_json);
-    assert_true(q.has_constraint);
+    assert_int_equal(q.constraint, DI_CONSTRAINT_JSON);
     assert_int_equal(q.format_constraint, DI_CONSTRAINT_JSON);
     assert_prompt(
         &q, "<｜begin▁of▁sentence｜><｜System｜>d\n\n## Response Format:\n\nYou MUST strictly adhere to the following "
@@ -350,12 +349,11 @@ static void developer_any_stops_and_plain_json_mode_are_done(void **state) {
     di_request_deinit(&q);
 }
 
-static void required_with_thinking_forces_calls_later(void **state) {
+static void required_with_thinking_parses_calls_behind_it(void **state) {
     (void)state;
     di_request q = take(DI_API_CHAT, "{" USER_HI ",\"reasoning_effort\":5,\"tools\":[" TOOL("f") "," TOOL(
                                          "g") "],"
                                               "\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"g\"}}}");
-    assert_true(q.forces_calls_after_thinking);
     assert_false(q.parse.starts_in_calls);
     assert_true(q.parse.has_tools);
     assert_int_equal(q.parse.stage, DI_CHAT_STAGE_REASONING);
@@ -540,7 +538,6 @@ static void constraints_are_kept(void **state) {
             (void)snprintf(body, sizeof body, "{" USER_HI ",%s%s}", cases[i].fields,
                            with_tools ? ",\"tools\":[" TOOL("f") "]" : "");
             di_request q = take(DI_API_CHAT, body);
-            assert_int_equal(q.has_constraint, cases[i].kind != DI_CONSTRAINT_NONE);
             assert_int_equal(q.format_constraint, cases[i].kind);
             assert_text(q.format_text, cases[i].text);
             assert_int_equal(q.constraint, with_tools ? DI_CONSTRAINT_TOOL_CALL : cases[i].kind);
@@ -771,7 +768,7 @@ DI_TEST_GROUP(request, cmocka_unit_test(plain_prompts_begin_once), cmocka_unit_t
               cmocka_unit_test(defaults_of_the_caller_and_named_fields),
               cmocka_unit_test(callers_of_anthropic_requests_are_in_the_metadata),
               cmocka_unit_test(developer_any_stops_and_plain_json_mode_are_done),
-              cmocka_unit_test(required_with_thinking_forces_calls_later), cmocka_unit_test(bad_fields_are_named),
+              cmocka_unit_test(required_with_thinking_parses_calls_behind_it), cmocka_unit_test(bad_fields_are_named),
               cmocka_unit_test(bad_messages_are_named), cmocka_unit_test(what_is_no_object_is_refused),
               cmocka_unit_test(unknown_fields_are_ignored),
               cmocka_unit_test(error_objects_name_the_field_by_our_own_rules), cmocka_unit_test(constraints_are_kept),

@@ -202,9 +202,6 @@ static void unknown_options_are_refused_with_the_nearest(void **state) {
     } cases[] = {
         {"--temprature", "unknown option '--temprature', did you mean '--temperature'?"},
         {"--max-token=5", "unknown option '--max-token', did you mean '--max-tokens'?"},
-        {"--json-schema", "unknown option '--json-schema'"},
-        {"--regex", "unknown option '--regex'"},
-        {"--ebnf", "unknown option '--ebnf'"},
         {"--api", "option '--api' is not one of 'deepinfer run'"},
         {"-x", "unknown option '-x', see 'deepinfer run --help'"},
         {"--model", "option '--model' needs a value: DIR"},

@@ -1,9 +1,10 @@
-/* UTF-8, number readers, hashes, files and logs. Values of hashes are the published ones. */
+/* UTF-8, number readers, hashes, files, logs and the CPU's name. Values of hashes are the published ones. */
 #include "harness.h"
 
 #include <fcntl.h>
 #include <locale.h>
 #include <sys/stat.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include "base/base.h"
@@ -309,6 +310,67 @@ static void log_lines_obey_the_level(void **state) {
     assert_int_equal(text[len - 2], 'y');
 }
 
+static void cpu_names_are_read(void **state) {
+    (void)state;
+    static const char x86[] = "processor\t: 0\nvendor_id\t: GenuineIntel\nmodel\t\t: 207\n"
+                              "model name\t: Intel(R) Xeon(R) Gold 6430 \nstepping\t: 8\n\n"
+                              "processor\t: 1\nmodel name\t: another\n";
+    static const char arm[] = "processor\t: 0\nBogoMIPS\t: 50.00\nCPU implementer\t: 0x41\n"
+                              "CPU architecture: 8\nCPU part\t: 0xd0c\nCPU revision\t: 1\n";
+    char name[128], fallback[128];
+    di_cpu_name_from(x86, name, sizeof name);
+    assert_string_equal(name, "Intel(R) Xeon(R) Gold 6430");
+    di_cpu_name_from(x86, name, 6);
+    assert_string_equal(name, "Intel");
+    di_cpu_name_from("model name\t: no line end", name, sizeof name);
+    assert_string_equal(name, "no line end");
+
+    struct utsname system;
+    assert_int_equal(uname(&system), 0);
+    long n = sysconf(_SC_NPROCESSORS_CONF);
+    snprintf(fallback, sizeof fallback, "%s 0x41 0xd0c, %ld processors", system.machine, n);
+    di_cpu_name_from(arm, name, sizeof name);
+    assert_string_equal(name, fallback);
+    snprintf(fallback, sizeof fallback, "%s, %ld processors", system.machine, n);
+    static const char *const nameless[] = {
+        "",
+        "\n\n",
+        "model name",
+        "model name\t:",
+        "model name\t: \nflags\t: x\n",
+        "the model name\t: x\n",
+        "CPU part\t: 0xd0c\n",
+    };
+    for (size_t i = 0; i < DI_COUNT(nameless); i++) {
+        di_cpu_name_from(nameless[i], name, sizeof name);
+        assert_string_equal(name, fallback);
+    }
+}
+
+/* The machine's own name is what its first "model name" line says, or the fallback. */
+static void cpu_name_is_the_machine_s(void **state) {
+    (void)state;
+    char name[256], again[256], line[512];
+    di_cpu_name(name, sizeof name);
+    di_cpu_name(again, sizeof again);
+    assert_string_equal(name, again);
+    assert_true(name[0] != '\0');
+    FILE *f = fopen("/proc/cpuinfo", "re");
+    if (!f) {
+        di_test_skip("no /proc/cpuinfo");
+    }
+    bool is_named = false;
+    while (!is_named && fgets(line, sizeof line, f)) {
+        is_named = strncmp(line, "model name", 10) == 0;
+    }
+    fclose(f);
+    if (is_named) {
+        assert_contains(line, name);
+    } else {
+        assert_contains(name, "processors");
+    }
+}
+
 DI_TEST_GROUP(util, cmocka_unit_test(hashes_match_published_values), cmocka_unit_test(utf8_round_trips_every_scalar),
               cmocka_unit_test(utf8_refuses_ill_formed), cmocka_unit_test(utf8_repairs_maximal_subparts),
               cmocka_unit_test(integers_are_whole_and_in_range),
@@ -317,4 +379,5 @@ DI_TEST_GROUP(util, cmocka_unit_test(hashes_match_published_values), cmocka_unit
               cmocka_unit_test(random_values_differ), cmocka_unit_test(mapping_shows_the_file),
               cmocka_unit_test(files_that_cannot_be_had_are_named),
               cmocka_unit_test(file_read_appends_within_its_limit), cmocka_unit_test(standard_input_is_a_dash),
-              cmocka_unit_test(paths_join), cmocka_unit_test(log_lines_obey_the_level))
+              cmocka_unit_test(paths_join), cmocka_unit_test(log_lines_obey_the_level),
+              cmocka_unit_test(cpu_names_are_read), cmocka_unit_test(cpu_name_is_the_machine_s))

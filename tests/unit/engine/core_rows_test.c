@@ -165,8 +165,8 @@ static void bad_requests_are_refused_and_counted(void **state) {
     c->sub.n_forced_first = 2;
     check_refused(b, c, DI_ERR_REQUEST);
     call_make(c, 10, 4, 1);
-    c->sub.force_ids = negative;
-    c->sub.n_force = 1;
+    c->sub.forced_first = negative;
+    c->sub.n_forced_first = 1;
     check_refused(b, c, DI_ERR_REQUEST);
     call_make(c, 10, 4, 1);
     c->sub.n_ids = 0;

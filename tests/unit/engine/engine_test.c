@@ -501,44 +501,6 @@ static void failing_callback_ends_its_request_alone(void **state) {
     rig_close(&r);
 }
 
-/* ---- forced tokens -------------------------------------------------------------------------------------------------
- */
-
-static void forced_tokens_follow_their_trigger_once(void **state) {
-    (void)state;
-    di_load_options options = rig_options();
-    rig r;
-    rig_open(&r, &options);
-    outcome free_run = {0}, o = {0};
-    di_sampling s = greedy(12);
-    generate(&r, &free_run, stories[0], &s);
-    di_ids ids = {0};
-    di_error err = {0};
-    di_test_ok(di_tokenizer_encode(r.loaded.tok, stories[0], strlen(stories[0]), false, &ids, &err), &err);
-    const int32_t forced[] = {1234, 77, 4000};
-    outcome_reset(&o);
-    di_submission sub = {.ids = ids.data,
-                         .n_ids = ids.len,
-                         .sampling = s,
-                         .force_after = free_run.tokens[3],
-                         .force_ids = forced,
-                         .n_force = 3,
-                         .callback = on_event,
-                         .user = &o};
-    di_test_ok(di_core_submit(r.engine, &sub, NULL, &err), &err);
-    run_all(&r);
-    int64_t at = 0;
-    while (free_run.tokens[at] != free_run.tokens[3])
-        at++;
-    assert_memory_equal(o.tokens, free_run.tokens, (size_t)(at + 1) * 4);
-    assert_memory_equal(o.tokens + at + 1, forced, sizeof forced);
-    assert_int_equal(o.n_tokens, 12);
-    di_ids_deinit(&ids);
-    outcome_reset(&free_run);
-    outcome_reset(&o);
-    rig_close(&r);
-}
-
 /* ---- replay --------------------------------------------------------------------------------------------------------
  */
 
@@ -723,7 +685,6 @@ DI_TEST_GROUP(engine, cmocka_unit_test(greedy_tokens_are_the_golden_ones),
               cmocka_unit_test(end_mark_ends_unless_ignored), cmocka_unit_test(tokens_never_exceed_the_context),
               cmocka_unit_test(bad_requests_fail_alone),
               cmocka_unit_test(aborted_requests_keep_their_text_and_free_everything),
-              cmocka_unit_test(failing_callback_ends_its_request_alone),
-              cmocka_unit_test(forced_tokens_follow_their_trigger_once), cmocka_unit_test(exact_replay_changes_nothing),
+              cmocka_unit_test(failing_callback_ends_its_request_alone), cmocka_unit_test(exact_replay_changes_nothing),
               cmocka_unit_test(replay_keep_below_the_window_is_refused), cmocka_unit_test(load_errors_say_what_to_do),
               cmocka_unit_test(plan_adds_up), cmocka_unit_test(decode_steps_allocate_nothing));
