@@ -726,7 +726,8 @@ void di_grammar_service_destroy(di_grammar_service *s) {
         return;
     entry *dead = NULL;
     pthread_mutex_lock(&s->mutex);
-    s->is_stopping = s->stop = true;
+    s->is_stopping = true;
+    s->stop = true;
     pthread_cond_broadcast(&s->work);
     cancel_queued(s, &s->fresh, &dead);
     cancel_queued(s, &s->slow, &dead);
