@@ -360,7 +360,7 @@ static void collect(di_runner *r, di_step *step) {
     }
 }
 
-enum { PROBE_FIRST = 64, PROBE_LAST = 1024, PROBE_ROUNDS = 4, PROBE_SEQS = 2 };
+enum { PROBE_FIRST = 64, PROBE_LAST = 1024, PROBE_ROUNDS = 8, PROBE_SEQS = 2 };
 
 /* Whether a round is due that does not pay: a few in a row, for a few sequences. They become rarer as long as they
  * bring nothing new. */
