@@ -12,7 +12,8 @@
  * behind golden that later rows write again before anything reads them. */
 #include "engine_internal.h"
 
-#define RATE_LEARN 0.02 /* weight of the newest verification in the running share of drafts that hold */
+#define RATE_LEARN 0.02 /* weight of the newest draft in the running chance that a draft holds if those before it do   \
+                         */
 
 /* ---- planning ---- */
 
@@ -272,8 +273,9 @@ static void accept(di_runner *r, di_step *step, di_step_seq *q) {
         r->bound_sum += (1 - d) / (1 + d);
     }
     if (s->n_drafts > 0 && s->is_drafted) {
-        if (q->n_drafts > 0)
-            r->rate += RATE_LEARN * ((double)n / q->n_drafts - r->rate);
+        /* Of the drafts whose predecessors held: what is behind the first one that does not was not tried. */
+        int32_t n_tried = DI_MIN(n + 1, q->n_drafts);
+        r->rate += RATE_LEARN * (n - n_tried * r->rate);
         di_spec_guard_learn(&s->guard, q->n_drafts, n, s->round_cost);
         di_spec_calibration_learn(&r->calibration, DI_MIN(q->n_drafts, s->n_unsure), DI_MIN(n, s->n_unsure), s->raw);
     }

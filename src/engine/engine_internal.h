@@ -261,7 +261,7 @@ typedef struct di_runner {
     struct di_mask_job *mask_jobs; /* owned [seqs_max] */
     int32_t n_mask_jobs;
     int64_t context_max, n_steps, n_draft_fails;
-    double rate; /* running share of drafts that hold */
+    double rate; /* running chance that a draft holds if those before it do */
     double saved_ns;
     int64_t n_tested;               /* drafts that rejection tested */
     double expected_sum, bound_sum; /* of 1 - d and (1 - d) / (1 + d), d being their distances */
