@@ -12,8 +12,9 @@
  * behind golden that later rows write again before anything reads them. */
 #include "engine_internal.h"
 
-#define RATE_LEARN 0.02 /* weight of the newest draft in the running chance that a draft holds if those before it do   \
-                         */
+#define RATE_LEARN                                                                                                     \
+    0.02 /* weight of the newest draft in the running chance that a draft holds if those before it do                  \
+          */
 
 /* ---- planning ---- */
 
