@@ -169,6 +169,10 @@ di_status di_constrainer_start(di_constrainer *c, const di_request *q, void (*do
     di_strbuf memory = {0};
     di_grammar_spec spec;
     di_status st = make_spec(q, &memory, &spec, err);
+    /* Made on the caller's thread, since whoever takes the job may be a thread that runs steps. */
+    const di_grammar_vocab *vocab;
+    if (!st && c->loaded->tok)
+        st = di_constrainer_vocab(c, &vocab, err);
     if (!st)
         st = di_grammar_job_start(c->service, &spec, done, user, job, err);
     di_strbuf_deinit(&memory);

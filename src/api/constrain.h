@@ -36,7 +36,8 @@ bool di_request_is_constrained(const struct di_request *request);
 /* Compiles it, or finds it in the cache: waits. *out is a reference, NULL where the output is free. DI_ERR_REQUEST
  * naming the field and what is wrong with it, DI_ERR_RANGE where it passes a limit. */
 di_status di_constrainer_compile(di_constrainer *c, const struct di_request *request, di_grammar **out, di_error *err);
-/* The same without waiting, as di_grammar_job_start; done may be NULL. Only for constrained requests. */
+/* The same without waiting, as di_grammar_job_start; done may be NULL. Only for constrained requests. The first one
+ * makes the vocabulary. */
 di_status di_constrainer_start(di_constrainer *c, const struct di_request *request, void (*done)(void *user),
                                void *user, di_grammar_job **job, di_error *err);
 /* Puts the field that asked for the grammar before the message of a job's error; di_constrainer_compile has done so.

@@ -68,15 +68,8 @@ static int32_t read_hex4(const reader *r, const char *p) {
     }
     int32_t value = 0;
     for (int i = 0; i < 4; i++) {
-        char c = p[i];
-        int digit;
-        if (c >= '0' && c <= '9') {
-            digit = c - '0';
-        } else if (c >= 'a' && c <= 'f') {
-            digit = c - 'a' + 10;
-        } else if (c >= 'A' && c <= 'F') {
-            digit = c - 'A' + 10;
-        } else {
+        int digit = di_hex_digit(p[i]);
+        if (digit < 0) {
             return -1;
         }
         value = value << 4 | digit;

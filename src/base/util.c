@@ -283,3 +283,10 @@ bool di_parse_double(const char *s, double *out) {
     *out = value;
     return true;
 }
+
+int di_hex_digit(char c) {
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                  : -1;
+}

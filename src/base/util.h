@@ -1,4 +1,5 @@
-/* Small things: monotonic clock, system randomness, the CPU's name, FNV-1a and splitmix, UTF-8, minimum and maximum. */
+/* Small things: monotonic clock, system randomness, the CPU's name, FNV-1a and splitmix, UTF-8, digits, minimum and
+ * maximum. */
 #ifndef DI_BASE_UTIL_H
 #define DI_BASE_UTIL_H
 
@@ -41,5 +42,8 @@ void di_utf8_repair(di_strbuf *out, const char *s, size_t n);
 bool di_parse_i64(const char *s, int64_t *out);
 bool di_parse_u64(const char *s, uint64_t *out);
 bool di_parse_double(const char *s, double *out);
+
+/* The value of a hexadecimal digit, 0 .. 15; -1: it is none. */
+int di_hex_digit(char c);
 
 #endif

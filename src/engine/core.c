@@ -159,7 +159,6 @@ di_status di_core_create_on(di_core **out, const di_executor *executor, const di
     if (!st)
         st = make_runner(c, executor, err);
     if (st) {
-        c->options.step_times_dir = NULL; /* nothing was learnt */
         di_core_destroy(c);
         return di_error_context(err, st, "starting the engine");
     }

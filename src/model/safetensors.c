@@ -48,14 +48,10 @@ static bool take_hex4(scan *s, uint32_t *out) {
     if (s->end - s->p < 4)
         return false;
     for (int i = 0; i < 4; i++) {
-        char c = s->p[i];
-        if (c >= '0' && c <= '9') {
-            v = v << 4 | (uint32_t)(c - '0');
-        } else if ((c | 32) >= 'a' && (c | 32) <= 'f') {
-            v = v << 4 | (uint32_t)((c | 32) - 'a' + 10);
-        } else {
+        int digit = di_hex_digit(s->p[i]);
+        if (digit < 0)
             return false;
-        }
+        v = v << 4 | (uint32_t)digit;
     }
     s->p += 4;
     *out = v;

@@ -64,11 +64,7 @@ static bool take(cursor *c, char want) {
 static bool hex4(const char *s, uint32_t *out) {
     uint32_t v = 0;
     for (int i = 0; i < 4; i++) {
-        char d = s[i];
-        int digit = d >= '0' && d <= '9'   ? d - '0'
-                    : d >= 'a' && d <= 'f' ? d - 'a' + 10
-                    : d >= 'A' && d <= 'F' ? d - 'A' + 10
-                                           : -1;
+        int digit = di_hex_digit(s[i]);
         if (digit < 0) {
             return false;
         }

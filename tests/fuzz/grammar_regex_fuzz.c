@@ -2,25 +2,9 @@
  * of the set, the compiled grammar and the definition of the nodes agree on a text.
  *
  * The first byte says how many of the others are the text, modulo 32, and whether the expression is a `pattern`. */
-#include "engine/grammar/grammar.h"
-#include "../harness/grammar_walk.h"
-
-static const di_grammar_limits limits = {
-    .memory_bytes = (size_t)8 << 20, .timeout_ns = (int64_t)2 * 1000000000, .depth_max = 32};
+#include "grammar_fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void check_compiled(const char *regex, size_t len, const char *text, size_t text_len, bool is_in) {
-    di_grammar *compiled = NULL;
-    di_error err = {0};
-    bool accepts;
-    di_grammar_spec spec = {.kind = DI_GRAMMAR_REGEX, .text = regex, .len = len};
-    di_status st = di_grammar_compile(&compiled, &spec, &limits, &err);
-    DI_ASSERT(st == DI_OK || st == DI_ERR_RANGE || (st == DI_ERR_REQUEST && !is_in));
-    if (!st && di_grammar_accepts(compiled, text, text_len, &accepts, &err) == DI_OK)
-        DI_ASSERT(accepts == is_in);
-    di_grammar_release(compiled);
-}
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size == 0 || data[0] % 32 > size - 1)
@@ -43,7 +27,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             DI_ASSERT(walk_matches(&g, di_regular_node(&g, a), text, text_len) == is_in);
         }
         if (!is_search)
-            check_compiled(regex, len, text, text_len, is_in);
+            check_compiled(DI_GRAMMAR_REGEX, regex, len, text, text_len, is_in);
     }
     di_gram_deinit(&g);
     return 0;

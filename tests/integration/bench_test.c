@@ -1,21 +1,11 @@
 /* `deepinfer bench`: the choice of rows and what it refuses. No figure is judged here: tests don't time. */
-#include "harness.h"
-
-#include <sys/wait.h>
+#include "program.h"
 
 static char out[65536];
 
 /* Runs "deepinfer bench <args>" with standard error beside standard output; returns the exit status. */
 static int bench(const char *args) {
-    char command[4096];
-    int n = snprintf(command, sizeof command, "'%s' bench %s 2>&1", DI_TEST_PROGRAM, args);
-    assert_true(n > 0 && (size_t)n < sizeof command);
-    FILE *pipe = popen(command, "r");
-    assert_non_null(pipe);
-    out[fread(out, 1, sizeof out - 1, pipe)] = '\0';
-    int status = pclose(pipe);
-    assert_true(WIFEXITED(status));
-    return WEXITSTATUS(status);
+    return di_test_shell(out, sizeof out, "'%s' bench %s 2>&1", DI_TEST_PROGRAM, args);
 }
 
 static int count_rows(void) {

@@ -1,23 +1,13 @@
 /* The front of the program: help, usage errors, exit statuses and what happens when standard output can't be written.
  *
  * Commands go through the shell, with an environment that has no DEEPINFER_ variable but those a test sets. */
-#include "harness.h"
+#include "program.h"
 
-#include <sys/wait.h>
 #include <unistd.h>
 
 /* Runs "<env> deepinfer <args>" with standard error beside standard output; returns the exit status. */
 static int run(const char *env, const char *args, char *out, size_t size) {
-    char command[4096];
-    int n = snprintf(command, sizeof command, "%s '%s' %s 2>&1", env, DI_TEST_PROGRAM, args);
-    assert_true(n > 0 && (size_t)n < sizeof command);
-    FILE *pipe = popen(command, "r");
-    assert_non_null(pipe);
-    size_t len = fread(out, 1, size - 1, pipe);
-    out[len] = '\0';
-    int status = pclose(pipe);
-    assert_true(WIFEXITED(status));
-    return WEXITSTATUS(status);
+    return di_test_shell(out, size, "%s '%s' %s 2>&1", env, DI_TEST_PROGRAM, args);
 }
 
 static char out[65536];
@@ -113,12 +103,7 @@ static void a_full_disk_is_status_4(void **state) {
         di_test_skip("this system has no /dev/full");
     }
     assert_int_equal(run("", "version 3>&1 >/dev/full", out, sizeof out), 4);
-    char command[4096];
-    snprintf(command, sizeof command, "'%s' --help 2>&1 >/dev/full", DI_TEST_PROGRAM);
-    FILE *pipe = popen(command, "r");
-    assert_non_null(pipe);
-    out[fread(out, 1, sizeof out - 1, pipe)] = '\0';
-    assert_int_equal(WEXITSTATUS(pclose(pipe)), 4);
+    assert_int_equal(di_test_shell(out, sizeof out, "'%s' --help 2>&1 >/dev/full", DI_TEST_PROGRAM), 4);
     assert_string_equal(out, "deepinfer: standard output: the disk is full\n");
 }
 

@@ -1,25 +1,15 @@
 /* `deepinfer info`, the program as it is: on the model that ships, on the released checkpoint (names and shapes over
  * sparse files), on made-up weights, and on folders with something wrong. */
-#include "harness.h"
-
-#include <sys/wait.h>
+#include "program.h"
 
 #include "checkpoint_maker.h"
 
 /* Runs `deepinfer info ARGS`, with standard error behind standard output. *status is the exit status. */
 static char *run_info(const char *args, int *status) {
-    char command[8192];
-    snprintf(command, sizeof command, "'%s' info %s 2>&1", DI_TEST_PROGRAM, args);
-    FILE *pipe = popen(command, "r");
-    assert_non_null(pipe);
-    size_t cap = 1 << 16, n = 0, got;
+    size_t cap = 1 << 16;
     char *text = malloc(cap);
     assert_non_null(text);
-    while ((got = fread(text + n, 1, cap - 1 - n, pipe)) > 0)
-        n += got;
-    text[n] = 0;
-    int st = pclose(pipe);
-    *status = WIFEXITED(st) ? WEXITSTATUS(st) : -1;
+    *status = di_test_shell(text, cap, "'%s' info %s 2>&1", DI_TEST_PROGRAM, args);
     return text;
 }
 

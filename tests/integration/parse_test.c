@@ -1,8 +1,6 @@
 /* `deepinfer parse` as a script sees it: the recorded rows as they are, defaults, errors of single lines, the exit
  * status. */
-#include <sys/wait.h>
-
-#include "harness.h"
+#include "program.h"
 
 #include "base/base.h"
 
@@ -10,23 +8,11 @@ static char shown[4 << 20]; /* what the last command printed */
 
 /* Runs the program on a file; its output is in shown. Returns the exit status. */
 static int run_on_file(const char *path) {
-    char command[4096];
-    snprintf(command, sizeof command, "'%s' parse <'%s' 2>&1", DI_TEST_PROGRAM, path);
-    FILE *pipe = popen(command, "r");
-    assert_non_null(pipe);
-    size_t n = fread(shown, 1, sizeof shown - 1, pipe);
-    shown[n] = '\0';
-    int status = pclose(pipe);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    return di_test_shell(shown, sizeof shown, "'%s' parse <'%s' 2>&1", DI_TEST_PROGRAM, path);
 }
 
 static int run_on(const char *input) {
-    const char *path = di_test_tmp("parse-input");
-    FILE *file = fopen(path, "w");
-    assert_non_null(file);
-    fputs(input, file);
-    fclose(file);
-    return run_on_file(path);
+    return run_on_file(di_test_write("parse-input", input));
 }
 
 /* The next line of *at as JSON; *at moves behind it. */
@@ -118,27 +104,18 @@ static void bad_lines_have_their_own_errors(void **state) {
         {"{\"text\":\"a\",\"finish\":\"eos\"}", "field 'finish': 'eos', expected null, 'stop'", "\"finish\""},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        char input[256], param[64];
+        char input[256];
         snprintf(input, sizeof input, "%s\n{\"text\":\"b\"}\n", cases[i].line);
         assert_int_equal(run_on(input), 1);
-        assert_int_equal(strncmp(shown, "{\"error\":{\"message\":\"", 21), 0);
-        assert_contains(shown, cases[i].message);
-        snprintf(param, sizeof param, "\"param\":%s,\"code\":\"invalid_request_error\"}}\n", cases[i].param);
-        assert_contains(shown, param);
-        assert_contains(shown, "}}\n{\"message\":{\"content\":\"b\"},"); /* the other line still ran */
+        di_test_assert_line_error(shown, cases[i].message, cases[i].param, "{\"message\":{\"content\":\"b\"},");
     }
 }
 
 static void a_full_disk_is_status_4(void **state) {
     (void)state;
-    char command[4096];
-    snprintf(command, sizeof command, "echo '{\"text\":\"a\"}' | '%s' parse 2>&1 >/dev/full", DI_TEST_PROGRAM);
-    FILE *pipe = popen(command, "r");
-    assert_non_null(pipe);
-    size_t n = fread(shown, 1, sizeof shown - 1, pipe);
-    shown[n] = '\0';
-    int status = pclose(pipe);
-    assert_int_equal(WIFEXITED(status) ? WEXITSTATUS(status) : -1, 4);
+    int status =
+        di_test_shell(shown, sizeof shown, "echo '{\"text\":\"a\"}' | '%s' parse 2>&1 >/dev/full", DI_TEST_PROGRAM);
+    assert_int_equal(status, 4);
     assert_contains(shown, "the disk is full");
 }
 

@@ -1,22 +1,12 @@
 /* Speculative decoding as the program shows it: what --stats tells of drafts, and rows of `bench speculative` that need
  * no model. No figure is judged. */
-#include "harness.h"
-
-#include <sys/wait.h>
+#include "program.h"
 
 static char out[65536];
 
 /* Runs "deepinfer <args>" with standard error beside standard output. */
 static void run(const char *args) {
-    char command[4096];
-    int n = snprintf(command, sizeof command, "'%s' %s 2>&1", DI_TEST_PROGRAM, args);
-    assert_true(n > 0 && (size_t)n < sizeof command);
-    FILE *pipe = popen(command, "r");
-    assert_non_null(pipe);
-    out[fread(out, 1, sizeof out - 1, pipe)] = '\0';
-    int status = pclose(pipe);
-    assert_true(WIFEXITED(status));
-    assert_int_equal(WEXITSTATUS(status), 0);
+    assert_int_equal(di_test_shell(out, sizeof out, "'%s' %s 2>&1", DI_TEST_PROGRAM, args), 0);
 }
 
 static void statistics_tell_of_drafts(void **state) {

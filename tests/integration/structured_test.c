@@ -2,10 +2,8 @@
  * cannot be guaranteed, samples, log-probabilities, stops; the same bits with and without drafts and when a request has
  * lost its memory on the way; hostile grammars among good ones. What an output has to be is told by its grammar, not by
  * what the model has said before. */
-#include <sys/wait.h>
-
 #include "base/base.h"
-#include "harness.h"
+#include "program.h"
 
 /* ---- running batches -----------------------------------------------------------------------------------------------
  */
@@ -682,24 +680,7 @@ static void time_to_compile_is_limited(void **state) {
 
 /* The last line of what "deepinfer args" writes, both streams, and its exit status. */
 static int tell(const char *args, char *out, size_t size) {
-    char command[4096];
-    int n = snprintf(command, sizeof command, "'%s' %s 2>&1 </dev/null", DI_TEST_PROGRAM, args);
-    assert_true(n > 0 && (size_t)n < sizeof command);
-    FILE *pipe = popen(command, "r");
-    assert_non_null(pipe);
-    out[fread(out, 1, size - 1, pipe)] = '\0';
-    int status = pclose(pipe);
-    assert_true(WIFEXITED(status));
-    return WEXITSTATUS(status);
-}
-
-static const char *file_of(const char *name, const char *text) {
-    const char *path = di_test_tmp(name);
-    FILE *file = fopen(path, "w");
-    assert_non_null(file);
-    assert_true(fputs(text, file) >= 0);
-    assert_int_equal(fclose(file), 0);
-    return path;
+    return di_test_shell(out, size, "'%s' %s 2>&1 </dev/null", DI_TEST_PROGRAM, args);
 }
 
 static void options_are_formats_of_all_requests(void **state) {
@@ -708,11 +689,12 @@ static void options_are_formats_of_all_requests(void **state) {
     assert_int_equal(tell("run hi --regex '[0-9]{4}' --seed 1", out, sizeof out), 0);
     assert_int_equal(strlen(out), 5);
     assert_int_equal(strspn(out, "0123456789"), 4);
-    const char *schema = file_of("schema.json", "{\"type\":\"boolean\"}");
+    const char *schema = di_test_write("schema.json", "{\"type\":\"boolean\"}");
     snprintf(args, sizeof args, "run --raw hi --json-schema '%s' --seed 1", schema);
     assert_int_equal(tell(args, out, sizeof out), 0);
     assert_true(strcmp(out, "true\n") == 0 || strcmp(out, "false\n") == 0);
-    snprintf(args, sizeof args, "run hi --ebnf '%s' --seed 1", file_of("rules.ebnf", "root ::= \"a\" root | \"b\"\n"));
+    snprintf(args, sizeof args, "run hi --ebnf '%s' --seed 1",
+             di_test_write("rules.ebnf", "root ::= \"a\" root | \"b\"\n"));
     assert_int_equal(tell(args, out, sizeof out), 0);
     assert_int_equal(strspn(out, "a"), strlen(out) - 2);
     assert_contains(out, "b\n");
@@ -731,7 +713,7 @@ static void options_are_formats_of_all_requests(void **state) {
 
 static void wrong_options_are_named(void **state) {
     (void)state;
-    const char *cut = file_of("cut.json", "{\"type\":");
+    const char *cut = di_test_write("cut.json", "{\"type\":");
     const struct {
         const char *args, *file;
         int status;

@@ -1,25 +1,12 @@
 /* `deepinfer tokenize` as a script sees it: lines in, lines out, the exit status and what goes to standard error. */
-#include <sys/wait.h>
-
-#include "harness.h"
+#include "program.h"
 
 static char shown[4 << 20]; /* what the last command printed */
 
 /* Runs the program with a shell's redirections; its output is in shown. Returns the exit status. */
 static int run_program(const char *args, const char *input) {
-    char command[4096];
-    const char *path = di_test_tmp("tokenize-input");
-    FILE *file = fopen(path, "w");
-    assert_non_null(file);
-    fputs(input, file);
-    fclose(file);
-    snprintf(command, sizeof command, "'%s' tokenize %s <'%s' 2>&1", DI_TEST_PROGRAM, args, path);
-    FILE *pipe = popen(command, "r");
-    assert_non_null(pipe);
-    size_t n = fread(shown, 1, sizeof shown - 1, pipe);
-    shown[n] = '\0';
-    int status = pclose(pipe);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    const char *path = di_test_write("tokenize-input", input);
+    return di_test_shell(shown, sizeof shown, "'%s' tokenize %s <'%s' 2>&1", DI_TEST_PROGRAM, args, path);
 }
 
 static void lines_go_both_ways(void **state) {

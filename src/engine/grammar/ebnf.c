@@ -136,36 +136,19 @@ static size_t name_len(const parser *p) {
     return n;
 }
 
-static void *grow(parser *p, void *data, size_t *cap, size_t n, size_t size) {
-    if (n <= *cap)
-        return data;
-    size_t wanted = DI_MAX(2 * *cap, DI_MAX(n, (size_t)64)), bytes;
-    void *grown = di_size_mul(&bytes, wanted, size) ? realloc(data, bytes) : NULL;
-    if (!grown) {
-        di_gram_fail(p->g, DI_ERR_MEMORY, "an ebnf grammar of %zu bytes", p->len);
-        return data;
-    }
-    *cap = wanted;
-    return grown;
-}
-
 static void push(parser *p, const di_node *node) {
-    p->nodes = grow(p, p->nodes, &p->nodes_cap, p->n_nodes + 1, sizeof(di_node *));
+    p->nodes = di_gram_grow(p->g, p->nodes, &p->nodes_cap, p->n_nodes + 1, sizeof(di_node *));
     if (!failed(p))
         p->nodes[p->n_nodes++] = node;
 }
 
 /* ---- strings and classes ---- */
 
-static int hex_digit(char c) {
-    return is_digit(c) ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-}
-
 static uint32_t parse_hex(parser *p, char letter, place start) {
     size_t n = 0, wanted = letter == 'u' ? 4 : 8;
     uint32_t code = 0;
-    while (hex_digit(peek(p, n)) >= 0 && (letter == 'x' || n < wanted)) {
-        code = DI_MIN(code * 16 + (uint32_t)hex_digit(peek(p, n)), (uint32_t)DI_CODE_MAX + 1);
+    while (di_hex_digit(peek(p, n)) >= 0 && (letter == 'x' || n < wanted)) {
+        code = DI_MIN(code * 16 + (uint32_t)di_hex_digit(peek(p, n)), (uint32_t)DI_CODE_MAX + 1);
         n++;
     }
     if (letter == 'x' ? n == 0 : n != wanted) {
@@ -226,7 +209,7 @@ static void parse_string(parser *p) {
 }
 
 static void add_range(parser *p, uint32_t first, uint32_t last) {
-    p->ranges = grow(p, p->ranges, &p->ranges_cap, p->n_ranges + 1, sizeof *p->ranges);
+    p->ranges = di_gram_grow(p->g, p->ranges, &p->ranges_cap, p->n_ranges + 1, sizeof *p->ranges);
     if (!failed(p))
         p->ranges[p->n_ranges++] = (di_code_range){first, last};
 }
@@ -368,7 +351,7 @@ static const di_node *parse_name(parser *p) {
     if (rule < 0)
         return di_node_never();
     if (!p->g->rules[rule].node) {
-        p->uses = grow(p, p->uses, &p->uses_cap, p->n_uses + 1, sizeof *p->uses);
+        p->uses = di_gram_grow(p->g, p->uses, &p->uses_cap, p->n_uses + 1, sizeof *p->uses);
         if (!failed(p))
             p->uses[p->n_uses++] = (use){rule, p->now};
     }

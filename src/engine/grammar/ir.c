@@ -46,7 +46,7 @@ static void look(di_gram *g) {
         di_gram_fail(g, DI_ERR_CANCELLED, "the grammar is not wanted any more");
         return;
     }
-    size_t used = g->arena.total_bytes + (size_t)g->rules_cap * sizeof *g->rules;
+    size_t used = g->arena.total_bytes + g->rules_cap * sizeof *g->rules;
     if (used > g->limits.memory_bytes)
         di_gram_fail(g, DI_ERR_RANGE, "the grammar takes more than %zu MiB to compile", g->limits.memory_bytes >> 20);
     else if (di_clock_ns() > g->deadline_ns)
@@ -71,6 +71,19 @@ void *di_gram_alloc(di_gram *g, size_t n_bytes) {
     return memory;
 }
 
+void *di_gram_grow(di_gram *g, void *array, size_t *cap, size_t n, size_t size) {
+    if (n <= *cap)
+        return array;
+    size_t wanted = DI_MAX(2 * *cap, DI_MAX(n, (size_t)64)), bytes;
+    void *grown = di_size_mul(&bytes, wanted, size) ? realloc(array, bytes) : NULL;
+    if (!grown) {
+        di_gram_fail(g, DI_ERR_MEMORY, "%zu elements of %zu bytes for a grammar", wanted, size);
+        return array;
+    }
+    *cap = wanted;
+    return grown;
+}
+
 /* ---- rules ---- */
 
 int32_t di_gram_rule_add(di_gram *g, const char *name, size_t len) {
@@ -79,26 +92,11 @@ int32_t di_gram_rule_add(di_gram *g, const char *name, size_t len) {
         return -1;
     memcpy(copy, name, len);
     copy[len] = '\0';
-    if (g->n_rules == g->rules_cap) {
-        int32_t cap = DI_MAX(2 * g->rules_cap, 16);
-        di_gram_rule *grown = realloc(g->rules, (size_t)cap * sizeof *grown);
-        if (!grown) {
-            di_gram_fail(g, DI_ERR_MEMORY, "%d rules of a grammar", cap);
-            return -1;
-        }
-        g->rules = grown;
-        g->rules_cap = cap;
-    }
+    g->rules = di_gram_grow(g, g->rules, &g->rules_cap, (size_t)g->n_rules + 1, sizeof *g->rules);
+    if (g->failed)
+        return -1;
     g->rules[g->n_rules] = (di_gram_rule){.name = copy, .name_len = len};
     return g->n_rules++;
-}
-
-int32_t di_gram_rule_find(const di_gram *g, const char *name, size_t len) {
-    for (int32_t i = 0; i < g->n_rules; i++) {
-        if (g->rules[i].name_len == len && memcmp(g->rules[i].name, name, len) == 0)
-            return i;
-    }
-    return -1;
 }
 
 void di_gram_rule_define(di_gram *g, int32_t rule, const di_node *node) {

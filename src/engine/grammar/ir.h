@@ -66,7 +66,8 @@ typedef struct di_gram {
     di_grammar_limits limits; /* settled */
     int64_t deadline_ns;
     di_gram_rule *rules; /* owned [n_rules] */
-    int32_t n_rules, rules_cap;
+    int32_t n_rules;
+    size_t rules_cap;
     int32_t root; /* rule; set by the front end */
     int64_t n_ticks;
     di_status failed; /* with error */
@@ -85,10 +86,12 @@ static inline bool di_gram_has_failed(const di_gram *g) {
 }
 /* Scratch and strings of the arena; NULL after a failure. */
 void *di_gram_alloc(di_gram *g, size_t n_bytes);
+/* An array of the caller's own (from malloc, NULL for none) with room for n elements of `size` bytes. After a failure
+ * it is what it was, and the room may be missing. */
+void *di_gram_grow(di_gram *g, void *array, size_t *cap, size_t n, size_t size);
 
-/* Rules. `name` (copied) is for messages; the same name may come twice: look up first. */
-int32_t di_gram_rule_add(di_gram *g, const char *name, size_t len);        /* -1 after a failure */
-int32_t di_gram_rule_find(const di_gram *g, const char *name, size_t len); /* -1: none */
+/* Rules. `name` (copied) is for messages; the same name may come twice. */
+int32_t di_gram_rule_add(di_gram *g, const char *name, size_t len); /* -1 after a failure */
 void di_gram_rule_define(di_gram *g, int32_t rule, const di_node *node);
 
 /* Nodes: arrays are copied. */

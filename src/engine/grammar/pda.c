@@ -10,7 +10,6 @@
 #include "nfa.h"
 
 enum {
-    TABLE_MIN = 64,
     REACHED_MAX = 65536, /* states, frames of one step */
     STEP_WORK = 16,      /* what a step takes however little it looks at */
     EDGES_WORK = 8,      /* edges of bytes that take as long as a frame */
@@ -336,25 +335,6 @@ static void sort_items(di_pda_item *items, int32_t n) {
     }
 }
 
-static bool grow_key_table(di_pda *p) {
-    di_pda_private *q = p->private;
-    int32_t cap = q->key_table_cap ? 2 * q->key_table_cap : TABLE_MIN;
-    int32_t *fresh = di_pda_table_make(q, cap, q->key_table_cap, sizeof *fresh);
-    if (!fresh)
-        return false;
-    memset(fresh, 0xFF, (size_t)cap * sizeof *fresh);
-    for (int32_t id = 0; id < p->n_configs; id++) {
-        uint32_t at = q->keys[id].hash & (uint32_t)(cap - 1);
-        while (fresh[at] >= 0)
-            at = (at + 1) & (uint32_t)(cap - 1);
-        fresh[at] = id;
-    }
-    free(q->key_table);
-    q->key_table = fresh;
-    q->key_table_cap = cap;
-    return true;
-}
-
 static di_pda_config intern(di_pda *p, const di_pda_item *items, int32_t n, bool accepts) {
     di_pda_private *q = p->private;
     uint64_t h = (uint64_t)n << 1 | accepts;
@@ -373,11 +353,10 @@ static di_pda_config intern(di_pda *p, const di_pda_item *items, int32_t n, bool
         }
     }
     if (2 * (int64_t)(p->n_configs + 1) > q->key_table_cap) {
-        if (!grow_key_table(p))
+        if (!di_pda_ids_grow(q, &q->key_table, &q->key_table_cap, q->keys, sizeof *q->keys, offsetof(di_pda_key, hash),
+                             p->n_configs))
             return DI_PDA_FULL;
-        uint32_t mask = (uint32_t)(q->key_table_cap - 1);
-        for (at = hash & mask; q->key_table[at] >= 0;)
-            at = (at + 1) & mask;
+        at = di_pda_ids_place(q->key_table, q->key_table_cap, hash);
     }
     int64_t n_configs = (int64_t)p->n_configs + 1;
     if (!di_pda_reserve(q, &q->keys, &q->keys_cap, n_configs, sizeof *q->keys, true) ||
@@ -389,7 +368,7 @@ static di_pda_config intern(di_pda *p, const di_pda_item *items, int32_t n, bool
         row[i] = DI_PDA_UNKNOWN;
     if (n > 0)
         memcpy(q->items + q->n_items, items, (size_t)n * sizeof *items);
-    q->keys[p->n_configs] = (di_pda_key){q->n_items, n, hash, accepts, DI_PDA_UNKNOWN};
+    q->keys[p->n_configs] = (di_pda_key){q->n_items, n, hash, accepts};
     q->n_items += n;
     q->key_table[at] = p->n_configs;
     return p->n_configs++;
@@ -561,96 +540,4 @@ di_pda_config di_pda_step_special(di_pda *p, di_pda_config c, int32_t special) {
         }
     }
     return close_reached(p, is_fine);
-}
-
-/* ---- counts far from their bounds ---- */
-
-/* A text of n_bytes begins a repeat at most so many times more. */
-static int32_t near_count(const di_auto_site *site, int32_t count, int32_t n_bytes) {
-    if ((int64_t)count + n_bytes < site->min)
-        return 1;
-    if (count >= site->min && (site->max < 0 || (int64_t)count + n_bytes < site->max))
-        return DI_MAX(site->min, 1);
-    return count;
-}
-
-/* The set near another, of which those below its frames are known. */
-static int32_t make_near(di_pda_private *p, int32_t id) {
-    int32_t n = p->sets[id].n;
-    bool is_same = true;
-    if (!di_pda_reserve(p, &p->gathered, &p->gathered_cap, n, sizeof *p->gathered, false))
-        return DI_PDA_FULL;
-    for (int32_t i = 0; i < n; i++) {
-        di_pda_frame frame = p->frames[p->sets[id].first + i], old = frame;
-        if (frame.back >= 0)
-            frame.below = p->sets[frame.below].near_by;
-        if (frame.back >= p->m.n_states)
-            frame.count = near_count(&p->m.sites[frame.back - p->m.n_states], frame.count, p->near_bytes);
-        is_same = is_same && frame.count == old.count && frame.below == old.below;
-        p->gathered[i] = frame;
-    }
-    int32_t near_by = is_same ? id : intern_gathered(p, n);
-    if (near_by >= 0)
-        p->sets[id].near_by = near_by;
-    return near_by;
-}
-
-/* Sets lie on older ones, so this ends; `waiting` holds those on the way down. */
-static int32_t near_set(di_pda_private *p, int32_t id) {
-    int32_t n = 0, near_by = p->sets[id].near_by;
-    if (near_by >= 0)
-        return near_by;
-    if (!di_pda_reserve(p, &p->waiting, &p->waiting_cap, 1, sizeof *p->waiting, false))
-        return DI_PDA_FULL;
-    p->waiting[n++] = id;
-    while (n > 0) {
-        int32_t top = p->waiting[n - 1], n_before = n;
-        for (int32_t i = 0; i < p->sets[top].n; i++) {
-            int32_t below = p->frames[p->sets[top].first + i].below;
-            if (below < 0 || p->sets[below].near_by >= 0)
-                continue;
-            if (!di_pda_reserve(p, &p->waiting, &p->waiting_cap, (int64_t)n + 1, sizeof *p->waiting, false))
-                return DI_PDA_FULL;
-            p->waiting[n++] = below;
-        }
-        if (n > n_before)
-            continue;
-        p->n_work += p->sets[top].n;
-        near_by = di_pda_has_time(p) ? make_near(p, top) : DI_PDA_FULL;
-        if (near_by < 0)
-            return near_by;
-        n--;
-    }
-    return near_by;
-}
-
-di_pda_config di_pda_near(di_pda *p, di_pda_config c, int32_t n_bytes) {
-    di_pda_private *q = p->private;
-    if (q->m.n_sites == 0)
-        return c;
-    if (n_bytes != q->near_bytes) {
-        for (int32_t i = 0; i < q->n_sets; i++)
-            q->sets[i].near_by = -1;
-        for (int32_t i = 0; i < p->n_configs; i++)
-            q->keys[i].near_by = DI_PDA_UNKNOWN;
-        q->near_bytes = n_bytes;
-    }
-    if (q->keys[c].near_by >= 0)
-        return q->keys[c].near_by;
-    int32_t n = q->keys[c].n;
-    di_pda_config near_by = DI_PDA_FULL;
-    bool is_fine = di_pda_has_time(q) && di_pda_reserve(q, &q->reached, &q->reached_cap, n, sizeof *q->reached, false);
-    for (int32_t i = 0; i < n && is_fine; i++) {
-        di_pda_item item = q->items[q->keys[c].first + i];
-        item.stacks = near_set(q, item.stacks);
-        is_fine = item.stacks >= 0;
-        q->reached[i] = item;
-    }
-    if (is_fine)
-        near_by = intern(p, q->reached, n, q->keys[c].accepts);
-    if (near_by >= 0)
-        q->keys[c].near_by = near_by;
-    q->work_left -= q->n_work + n + STEP_WORK;
-    q->n_work = 0;
-    return near_by;
 }

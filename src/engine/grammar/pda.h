@@ -47,11 +47,6 @@ di_pda_config di_pda_step_special(di_pda *p, di_pda_config c, int32_t special);
 /* How many of the bytes [n] in a row c reads, any of them each time, where up to so many of them and one other byte do
  * the same as that other byte alone; 0: that doesn't hold, or doesn't show. DI_PDA_FULL. */
 int32_t di_pda_run(di_pda *p, di_pda_config c, const uint8_t *bytes, int32_t n);
-/* A configuration that behaves as c for n_bytes: texts of up to that many keep both alive or neither, and are accepted
- * behind both or neither. Counts of repeats that are further from their bounds are as one, so that configurations of a
- * long counted repeat share what is known about the next few bytes. Often c itself; or DI_PDA_FULL. n_bytes should be
- * the same in all calls. */
-di_pda_config di_pda_near(di_pda *p, di_pda_config c, int32_t n_bytes);
 /* Forgets all configurations. */
 void di_pda_flush(di_pda *p);
 /* How much may be worked out from now on, in frames that are looked at, of which DI_PDA_WORK_SECOND take about a

@@ -72,7 +72,6 @@ enum { DI_STACK_BOTTOM = 0 }; /* the set of the empty stack alone */
 typedef struct di_pda_set {
     int32_t first, n; /* frames */
     uint32_t hash;
-    int32_t near_by; /* the set for di_pda_near, -1: not known */
 } di_pda_set;
 
 typedef struct di_pda_union { /* sets a < b, and their union */
@@ -95,7 +94,6 @@ typedef struct di_pda_key { /* a configuration: items by rising state */
     int32_t first, n;
     uint32_t hash;
     bool accepts;
-    di_pda_config near_by; /* DI_PDA_UNKNOWN */
 } di_pda_key;
 
 typedef struct di_pda_entering { /* what an entry is called with, while a step is worked out */
@@ -112,7 +110,6 @@ typedef struct di_pda_private {
     int64_t n_work;       /* frames looked at in this step */
     int64_t work_left;    /* what may be looked at in this step and later ones */
     bool is_slow;         /* it was not enough */
-    int32_t near_bytes;   /* what near_by is for */
     di_pda_config start;  /* DI_PDA_UNKNOWN: not worked out */
 
     /* Learnt; owned. */
@@ -148,6 +145,13 @@ bool di_pda_reserve(di_pda_private *p, void *array, int32_t *cap, int64_t n, siz
 /* A hash table of cap entries in place of one of old_cap; NULL, and nothing counted, when memory or the limit is
  * passed. The caller frees the old one. */
 void *di_pda_table_make(di_pda_private *p, int32_t cap, int32_t old_cap, size_t size);
+/* Such a table of ids by hash, -1: free, of which cap is a power of two with a free place at least: the first free
+ * place for a hash. */
+uint32_t di_pda_ids_place(const int32_t *table, int32_t cap, uint32_t hash);
+/* A larger table, with ids 0 .. n - 1, whose hashes lie at hash_at in items of `size` bytes. False as di_pda_reserve.
+ */
+bool di_pda_ids_grow(di_pda_private *p, int32_t **table, int32_t *cap, const void *items, size_t size, size_t hash_at,
+                     int32_t n);
 /* Whether a step may go on: all of one takes a bounded time, and so does what di_pda_allow is called for. */
 #define DI_PDA_WORK_MAX ((int64_t)1 << 20)
 static inline bool di_pda_has_time(di_pda_private *p) {

@@ -59,21 +59,28 @@ static uint32_t hash_frames(const di_pda_frame *frames, int32_t n) {
     return (uint32_t)(h ^ (h >> 32));
 }
 
-static bool grow_set_table(di_pda_private *p) {
-    int32_t cap = p->set_table_cap ? 2 * p->set_table_cap : TABLE_MIN;
-    int32_t *fresh = di_pda_table_make(p, cap, p->set_table_cap, sizeof *fresh);
+uint32_t di_pda_ids_place(const int32_t *table, int32_t cap, uint32_t hash) {
+    uint32_t at = hash & (uint32_t)(cap - 1);
+    while (table[at] >= 0)
+        at = (at + 1) & (uint32_t)(cap - 1);
+    return at;
+}
+
+bool di_pda_ids_grow(di_pda_private *p, int32_t **table, int32_t *cap, const void *items, size_t size, size_t hash_at,
+                     int32_t n) {
+    int32_t wanted = *cap ? 2 * *cap : TABLE_MIN;
+    int32_t *fresh = di_pda_table_make(p, wanted, *cap, sizeof *fresh);
     if (!fresh)
         return false;
-    memset(fresh, 0xFF, (size_t)cap * sizeof *fresh);
-    for (int32_t id = 0; id < p->n_sets; id++) {
-        uint32_t at = p->sets[id].hash & (uint32_t)(cap - 1);
-        while (fresh[at] >= 0)
-            at = (at + 1) & (uint32_t)(cap - 1);
-        fresh[at] = id;
+    memset(fresh, 0xFF, (size_t)wanted * sizeof *fresh);
+    for (int32_t id = 0; id < n; id++) {
+        uint32_t hash;
+        memcpy(&hash, (const char *)items + (size_t)id * size + hash_at, sizeof hash);
+        fresh[di_pda_ids_place(fresh, wanted, hash)] = id;
     }
-    free(p->set_table);
-    p->set_table = fresh;
-    p->set_table_cap = cap;
+    free(*table);
+    *table = fresh;
+    *cap = wanted;
     return true;
 }
 
@@ -115,17 +122,16 @@ int32_t di_pda_set_intern(di_pda_private *p, di_pda_frame *frames, int32_t n) {
         }
     }
     if (2 * (int64_t)(p->n_sets + 1) > p->set_table_cap) {
-        if (!grow_set_table(p))
+        if (!di_pda_ids_grow(p, &p->set_table, &p->set_table_cap, p->sets, sizeof *p->sets, offsetof(di_pda_set, hash),
+                             p->n_sets))
             return DI_PDA_FULL;
-        uint32_t mask = (uint32_t)(p->set_table_cap - 1);
-        for (at = hash & mask; p->set_table[at] >= 0;)
-            at = (at + 1) & mask;
+        at = di_pda_ids_place(p->set_table, p->set_table_cap, hash);
     }
     if (!di_pda_reserve(p, &p->sets, &p->sets_cap, (int64_t)p->n_sets + 1, sizeof *p->sets, true) ||
         !di_pda_reserve(p, &p->frames, &p->frames_cap, (int64_t)p->n_frames + n, sizeof *p->frames, true))
         return DI_PDA_FULL;
     memcpy(p->frames + p->n_frames, frames, (size_t)n * sizeof *frames);
-    p->sets[p->n_sets] = (di_pda_set){p->n_frames, n, hash, -1};
+    p->sets[p->n_sets] = (di_pda_set){p->n_frames, n, hash};
     p->n_frames += n;
     p->set_table[at] = p->n_sets;
     return p->n_sets++;

@@ -134,21 +134,8 @@ static found found_at(const parser *p, size_t at) {
     return f;
 }
 
-static void *grow(parser *p, void *data, size_t *cap, size_t n, size_t size) {
-    if (n <= *cap)
-        return data;
-    size_t wanted = DI_MAX(2 * *cap, DI_MAX(n, (size_t)64)), bytes;
-    void *grown = di_size_mul(&bytes, wanted, size) ? realloc(data, bytes) : NULL;
-    if (!grown) {
-        di_gram_fail(p->g, DI_ERR_MEMORY, "a regular expression of %zu bytes", p->len);
-        return data;
-    }
-    *cap = wanted;
-    return grown;
-}
-
 static void push(parser *p, part x) {
-    p->parts = grow(p, p->parts, &p->parts_cap, p->n_parts + 1, sizeof *p->parts);
+    p->parts = di_gram_grow(p->g, p->parts, &p->parts_cap, p->n_parts + 1, sizeof *p->parts);
     if (!failed(p))
         p->parts[p->n_parts++] = x;
 }
@@ -162,7 +149,7 @@ static void flush_literal(parser *p) {
 }
 
 static void add_literal(parser *p, const char bytes[4], size_t n) {
-    p->literal = grow(p, p->literal, &p->literal_cap, p->literal_len + n, 1);
+    p->literal = di_gram_grow(p->g, p->literal, &p->literal_cap, p->literal_len + n, 1);
     if (failed(p))
         return;
     memcpy(p->literal + p->literal_len, bytes, n);
@@ -328,18 +315,11 @@ static void parse_property(parser *p, di_charset *set, bool is_negated, size_t s
     set->has_failed |= members->has_failed;
 }
 
-static int hex_digit(char c) {
-    return c >= '0' && c <= '9'   ? c - '0'
-           : c >= 'a' && c <= 'f' ? c - 'a' + 10
-           : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                  : -1;
-}
-
 /* Exactly n hexadecimal digits at p->at. */
 static bool take_hex(parser *p, int n, uint32_t *code) {
     uint32_t v = 0;
     for (int i = 0; i < n; i++) {
-        int digit = p->at + (size_t)i < p->len ? hex_digit(p->text[p->at + (size_t)i]) : -1;
+        int digit = p->at + (size_t)i < p->len ? di_hex_digit(p->text[p->at + (size_t)i]) : -1;
         if (digit < 0)
             return false;
         v = v * 16 + (uint32_t)digit;
@@ -354,8 +334,8 @@ static uint32_t parse_hex(parser *p, char letter, size_t start) {
     uint32_t code = 0;
     if (letter != 'U' && peek_is(p, '{')) {
         size_t at = p->at + 1;
-        while (at < p->len && hex_digit(p->text[at]) >= 0 && code <= DI_CODE_MAX)
-            code = code * 16 + (uint32_t)hex_digit(p->text[at++]);
+        while (at < p->len && di_hex_digit(p->text[at]) >= 0 && code <= DI_CODE_MAX)
+            code = code * 16 + (uint32_t)di_hex_digit(p->text[at++]);
         if (at == p->at + 1 || at >= p->len || p->text[at] != '}' || code > DI_CODE_MAX) {
             refuse(p, start, "'\\%c{' needs a code point of 0 to 10FFFF and '}'", letter);
             return 0;

@@ -316,22 +316,15 @@ static const di_node *others_node(di_schema *s, const di_shape *shape, const key
 /* ---- the graph ---- */
 
 typedef struct graph {
+    di_gram *g;
     di_graph_edge *edges; /* owned */
     size_t n_edges, cap;
-    bool failed;
 } graph;
 
 static void add_edge(graph *a, int64_t from, int64_t to, const di_node *label) {
-    if (a->n_edges == a->cap) {
-        size_t cap = DI_MAX(2 * a->cap, (size_t)64);
-        di_graph_edge *grown = realloc(a->edges, cap * sizeof *grown);
-        if (!grown) {
-            a->failed = true;
-            return;
-        }
-        a->edges = grown;
-        a->cap = cap;
-    }
+    a->edges = di_gram_grow(a->g, a->edges, &a->cap, a->n_edges + 1, sizeof *a->edges);
+    if (a->n_edges == a->cap)
+        return;
     a->edges[a->n_edges++] = (di_graph_edge){(int32_t)from, (int32_t)to, label};
 }
 
@@ -351,7 +344,7 @@ static const di_node *graph_node(di_schema *s, const keys *all, const di_node *o
     }
     /* States: 0 the start, 1 behind the brace, 2 the end, then K(i) and B(i) of each layer. */
     enum { OPEN = 1, END = 2 };
-    graph a = {0};
+    graph a = {.g = g};
     const di_node *space = di_schema_space(s);
     const di_node *brace = di_node_seq2(g, di_node_bytes(g, "{", 1), space), *close = di_node_bytes(g, "}", 1);
     const di_node *comma = di_node_seq2(g, di_node_bytes(g, ",", 1), space), *empty = di_node_empty();
@@ -398,9 +391,7 @@ static const di_node *graph_node(di_schema *s, const keys *all, const di_node *o
     }
     bool *is_accepting = di_gram_alloc(g, (size_t)n_states * sizeof *is_accepting);
     const di_node *node = di_node_never();
-    if (a.failed)
-        di_gram_fail(g, DI_ERR_MEMORY, "an object of a schema: %zu edges", a.n_edges);
-    if (is_accepting && !a.failed) {
+    if (is_accepting && !di_gram_has_failed(g)) {
         memset(is_accepting, 0, (size_t)n_states * sizeof *is_accepting);
         is_accepting[END] = true;
         node = di_node_graph(g, (int32_t)n_states, is_accepting, a.edges, a.n_edges);

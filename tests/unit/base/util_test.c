@@ -2,6 +2,7 @@
 #include "harness.h"
 
 #include <fcntl.h>
+#include <limits.h>
 #include <locale.h>
 #include <sys/stat.h>
 #include <sys/utsname.h>
@@ -371,9 +372,19 @@ static void cpu_name_is_the_machine_s(void **state) {
     }
 }
 
+static void hexadecimal_digits_are_read(void **state) {
+    (void)state;
+    static const char digits[] = "0123456789abcdef", capitals[] = "ABCDEF";
+    for (int c = CHAR_MIN; c <= CHAR_MAX; c++) {
+        const char *small = c ? strchr(digits, c) : NULL, *capital = c ? strchr(capitals, c) : NULL;
+        int expected = small ? (int)(small - digits) : capital ? 10 + (int)(capital - capitals) : -1;
+        assert_int_equal(di_hex_digit((char)c), expected);
+    }
+}
+
 DI_TEST_GROUP(util, cmocka_unit_test(hashes_match_published_values), cmocka_unit_test(utf8_round_trips_every_scalar),
               cmocka_unit_test(utf8_refuses_ill_formed), cmocka_unit_test(utf8_repairs_maximal_subparts),
-              cmocka_unit_test(integers_are_whole_and_in_range),
+              cmocka_unit_test(integers_are_whole_and_in_range), cmocka_unit_test(hexadecimal_digits_are_read),
               cmocka_unit_test(doubles_are_whole_and_finite_or_named),
               cmocka_unit_test(numbers_do_not_depend_on_the_locale), cmocka_unit_test(clock_moves_forward),
               cmocka_unit_test(random_values_differ), cmocka_unit_test(mapping_shows_the_file),
