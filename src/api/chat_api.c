@@ -11,7 +11,7 @@ static di_status read_options(const di_chat_encode_options *given, di_api_kind *
     const di_chat_encode_options none = {0};
     given = given ? given : &none;
     *api = DI_API_CHAT;
-    if (given->api && (!di_api_kind_parse(given->api, api) || *api == DI_API_LINE)) {
+    if (given->api && (!di_api_kind_parse(given->api, api) || *api == DI_API_LINE || *api == DI_API_COMPLETIONS)) {
         return di_fail(err, DI_ERR_ARG, "api '%s', expected chat, responses or messages", given->api);
     }
     di_request_options_init(options, given->vendor_compat);

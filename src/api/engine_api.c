@@ -50,8 +50,9 @@ static void ticket_destroy(di_engine_ticket *t) {
     for (int32_t i = 0; t->samples && i < t->n; i++)
         di_reply_deinit(&t->samples[i].reply);
     free(t->samples);
+    free(t->caller);
     di_ids_deinit(&t->ids);
-    di_request_deinit(&t->request);
+    di_shared_request_release(t->shared);
     free(t);
 }
 
@@ -84,19 +85,13 @@ static di_status check_prompt(const di_engine *e, const di_engine_ticket *t, di_
     if (t->ids.len >= (uint64_t)context)
         return di_fail(err, DI_ERR_REQUEST, "the prompt has %zu tokens, the context holds %lld with the answer",
                        t->ids.len, (long long)context);
-    return di_sampling_check_vocab(&t->request.sampling, e->loaded.config.vocab, err);
+    return di_sampling_check_vocab(&t->shared->request.sampling, e->loaded.config.vocab, err);
 }
 
-static di_status ticket_fill(di_engine *e, di_engine_ticket *t, const di_engine_request *given, di_error *err) {
-    di_request *q = &t->request;
-    di_status st = di_engine_request_parse(q, given, &e->defaults, err);
-    if (!st)
-        st = di_line_check(q, err);
-    bool is_chat = q->input == DI_INPUT_CHAT;
-    if (!st && q->input != DI_INPUT_IDS && !(e->loaded.tok && (e->has_vocab || !is_chat)))
-        st = di_fail(err, DI_ERR_REQUEST, "%s", e->vocab_error.message);
-    if (!st)
-        st = di_request_encode(q, e->loaded.tok, &e->vocab, NULL, &t->ids, err);
+/* Everything but who gets the events. */
+static di_status ticket_fill(di_engine *e, di_engine_ticket *t, size_t prompt_idx, di_error *err) {
+    const di_request *q = &t->shared->request;
+    di_status st = di_engine_request_encode(e, t->shared, prompt_idx, NULL, &t->ids, err);
     if (!st)
         st = check_prompt(e, t, err);
     if (st)
@@ -105,13 +100,11 @@ static di_status ticket_fill(di_engine *e, di_engine_ticket *t, const di_engine_
         return di_fail(err, DI_ERR_REQUEST, "n: %lld, expected 1 to %lld, the samples that the engine takes at once",
                        (long long)q->n, (long long)e->pending_max);
     t->max_tokens = di_request_max_tokens(q, (int64_t)t->ids.len, e->loaded.plan.engine.context_max);
-    t->deadline_ns = given->deadline_ms > 0 ? di_clock_ns() + given->deadline_ms * 1000000 : 0;
-    t->events = given->events;
     t->n = t->n_left = (int32_t)q->n;
     t->samples = calloc((size_t)t->n, sizeof *t->samples);
     if (!t->samples)
         return di_fail(err, DI_ERR_MEMORY, "request of %d samples", t->n);
-    for (int32_t i = 0; is_chat && i < t->n; i++)
+    for (int32_t i = 0; q->input == DI_INPUT_CHAT && i < t->n; i++)
         di_reply_init(&t->samples[i].reply, q->chat.thinking, di_random_u64());
     return DI_OK;
 }
@@ -159,34 +152,34 @@ static void on_compiled(void *user) {
     pthread_mutex_unlock(&e->mutex);
 }
 
-di_status di_engine_submit(di_engine *e, const di_engine_request *request, di_engine_callback callback, void *user,
-                           uint64_t *id, di_error *err) {
-    di_engine_request given;
-    di_status st = di_engine_request_read(&given, request, err);
-    if (st)
-        return st;
-    if (!callback)
-        return di_fail(err, DI_ERR_ARG, "di_engine_submit: callback is NULL, expected a function");
-    if (is_full(e))
-        return fail_busy(e, err);
+/* A ticket for one prompt of a request, of which it takes a reference of its own. */
+static di_status ticket_create(di_engine_ticket **out, di_engine *e, di_shared_request *shared, size_t prompt_idx,
+                               di_error *err) {
     di_engine_ticket *t = calloc(1, sizeof *t);
     if (!t)
         return di_fail(err, DI_ERR_MEMORY, "request");
     t->engine = e;
-    t->callback = callback;
-    t->user = user;
-    if ((st = ticket_fill(e, t, &given, err))) {
+    t->shared = di_shared_request_acquire(shared);
+    di_status st = ticket_fill(e, t, prompt_idx, err);
+    if (st) {
         atomic_fetch_add(&e->n_refused_invalid, 1);
         ticket_destroy(t);
         return st;
     }
+    *out = t;
+    return DI_OK;
+}
+
+/* Takes places for a ticket and lets it go; on error it is freed. */
+static di_status ticket_submit(di_engine *e, di_engine_ticket *t, uint64_t *id, di_error *err) {
     int32_t n = t->n;
+    di_status st = DI_OK;
     if (!take_places(e, n)) {
         ticket_destroy(t);
         return fail_busy(e, err);
     }
-    if (di_request_is_constrained(&t->request))
-        st = di_constrainer_start(&e->constrainer, &t->request, on_compiled, t, &t->compiling, err);
+    if (di_request_is_constrained(&t->shared->request))
+        st = di_constrainer_start(&e->constrainer, &t->shared->request, on_compiled, t, &t->compiling, err);
     if (st || !enqueue(e, t, id)) {
         di_grammar_job_cancel(t->compiling);
         give_places_back(e, n);
@@ -194,6 +187,58 @@ di_status di_engine_submit(di_engine *e, const di_engine_request *request, di_en
         return st ? st : fail_busy(e, err);
     }
     return DI_OK;
+}
+
+di_status di_engine_request_submit(di_engine *e, di_shared_request *shared, size_t prompt_idx,
+                                   const di_serving_options *options, di_engine_callback callback, void *user,
+                                   di_serving_ticket *ticket, di_error *err) {
+    di_engine_ticket *t;
+    if (is_full(e))
+        return fail_busy(e, err);
+    di_status st = ticket_create(&t, e, shared, prompt_idx, err);
+    if (!st && options->caller && !(t->caller = strdup(options->caller))) {
+        ticket_destroy(t);
+        st = di_fail(err, DI_ERR_MEMORY, "request");
+    }
+    if (st)
+        return st;
+    t->callback = callback;
+    t->user = user;
+    t->events = options->events;
+    ticket->n_prompt = (int64_t)t->ids.len;
+    return ticket_submit(e, t, &ticket->id, err);
+}
+
+di_status di_engine_submit(di_engine *e, const di_engine_request *request, di_engine_callback callback, void *user,
+                           uint64_t *id, di_error *err) {
+    di_engine_request given;
+    di_shared_request *shared;
+    di_engine_ticket *t = NULL;
+    di_status st = di_engine_request_read(&given, request, err);
+    if (st)
+        return st;
+    if (!callback)
+        return di_fail(err, DI_ERR_ARG, "di_engine_submit: callback is NULL, expected a function");
+    if (is_full(e))
+        return fail_busy(e, err);
+    if ((st = di_shared_request_create(&shared, err)))
+        return st;
+    st = di_engine_request_parse(&shared->request, &given, &e->defaults, err);
+    if (!st)
+        st = di_engine_request_check(e, &shared->request, err);
+    if (st) {
+        atomic_fetch_add(&e->n_refused_invalid, 1);
+    } else {
+        st = ticket_create(&t, e, shared, 0, err);
+    }
+    di_shared_request_release(shared);
+    if (st)
+        return st;
+    t->callback = callback;
+    t->user = user;
+    t->events = given.events;
+    t->deadline_ns = given.deadline_ms > 0 ? di_clock_ns() + given.deadline_ms * 1000000 : 0;
+    return ticket_submit(e, t, id, err);
 }
 
 bool di_engine_abort(di_engine *e, uint64_t id) {
@@ -277,7 +322,7 @@ static int64_t since(int64_t start_ns, int64_t end_ns) {
 
 static void send_done(const di_engine_ticket *t, const di_generation *gen, const di_reply *reply) {
     result_view view = {
-        .request = &t->request,
+        .request = &t->shared->request,
         .gen = gen,
         .reply = reply,
         .result =
@@ -319,7 +364,7 @@ static void send_done(const di_engine_ticket *t, const di_generation *gen, const
 static void end_sample(di_engine_ticket *t, const di_generation *gen) {
     di_engine *e = t->engine;
     di_engine_sample *sample = &t->samples[gen->index];
-    send_done(t, gen, t->request.input == DI_INPUT_CHAT ? &sample->reply : NULL);
+    send_done(t, gen, t->shared->request.input == DI_INPUT_CHAT ? &sample->reply : NULL);
     di_reply_deinit(&sample->reply);
     if (--t->n_left == 0)
         ticket_retire(e, t);
@@ -400,7 +445,7 @@ static di_status take_grammar(di_engine *e, di_engine_ticket *t, di_grammar **gr
         return DI_OK;
     di_grammar_job *job = t->compiling;
     t->compiling = NULL;
-    di_status st = di_constrain_context(&t->request, di_grammar_job_take(job, grammar, err), err);
+    di_status st = di_constrain_context(&t->shared->request, di_grammar_job_take(job, grammar, err), err);
     if (!st)
         st = di_constrainer_vocab(&e->constrainer, &vocab, err);
     if (!st)
@@ -409,7 +454,7 @@ static di_status take_grammar(di_engine *e, di_engine_ticket *t, di_grammar **gr
 }
 
 static void hand_over(di_engine *e, di_engine_ticket *t, bool is_aborted) {
-    const di_request *q = &t->request;
+    const di_request *q = &t->shared->request;
     di_error err = {0};
     di_grammar *grammar;
     di_grammar_source source;
@@ -430,8 +475,8 @@ static void hand_over(di_engine *e, di_engine_ticket *t, bool is_aborted) {
         .forced_first = q->forced,
         .n_forced_first = q->n_forced,
         .priority = q->priority,
-        .caller = q->caller.data,
-        .caller_len = q->caller.len,
+        .caller = t->caller ? t->caller : q->caller.data,
+        .caller_len = t->caller ? strlen(t->caller) : q->caller.len,
         .cache_salt = q->cache_salt.data,
         .cache_salt_len = q->cache_salt.len,
         .deadline_ns = t->deadline_ns,
@@ -507,6 +552,7 @@ static bool take_work(di_engine *e, bool is_busy) {
 static void *run_engine(void *arg) {
     di_engine *e = arg;
     bool is_busy = false, is_stopping = false;
+    (void)pthread_setname_np(pthread_self(), "engine");
     while (is_busy || !is_stopping) {
         is_stopping = take_work(e, is_busy);
         if (is_stopping) {
@@ -545,7 +591,8 @@ static di_status open_engine(di_engine *e, const di_engine_config *config, di_er
     if ((st = di_engine_load_options(&load, config, err)) ||
         (st = di_engine_defaults(&e->defaults, config, &e->memory, err)) || (st = make_locks(e, err)))
         return st;
-    if (config->trace && (st = di_trace_open(&e->trace, config->trace, err)))
+    if ((st = di_trace_create(&e->trace, err)) ||
+        (config->trace && (st = di_trace_start(e->trace, config->trace, err))))
         return st;
     load.trace = e->trace;
     const di_constrain_options constrain = {

@@ -31,8 +31,9 @@ typedef struct di_engine_ticket di_engine_ticket;
 struct di_engine_ticket {
     di_engine *engine;
     uint64_t id;
-    di_request request; /* owned */
-    di_ids ids;         /* owned; empty once the core has its copies */
+    di_shared_request *shared; /* one reference */
+    char *caller;              /* owned; in the place of the request's; NULL: that one */
+    di_ids ids;                /* owned; empty once the core has its copies */
     /* Compiles its grammar: owned, from before others know the ticket to the moment that the engine's thread takes or
      * cancels it. NULL: it has none, or none any more. */
     di_grammar_job *compiling;
@@ -98,6 +99,18 @@ di_status di_engine_defaults(di_request_options *out, const di_engine_config *co
 /* A request as api/ knows it. Needs a di_request_deinit on error too. */
 di_status di_engine_request_parse(di_request *out, const di_engine_request *given, const di_request_options *defaults,
                                   di_error *err);
+
+/* ---- engine_serving.c ---- */
+
+struct di_shared_request {
+    di_request request;
+    _Atomic int32_t n_refs;
+};
+
+/* An empty one with one reference. */
+di_status di_shared_request_create(di_shared_request **out, di_error *err);
+/* What this engine can't do, of all that a request may ask for. */
+di_status di_engine_request_check(const di_engine *engine, const di_request *request, di_error *err);
 
 /* ---- engine_stats.c ---- */
 

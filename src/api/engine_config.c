@@ -375,7 +375,8 @@ static di_status from_structure(di_request *q, const di_engine_request *r, di_er
 static di_status from_json(di_request *q, const di_engine_request *r, const di_request_options *defaults,
                            di_error *err) {
     di_api_kind api = DI_API_LINE;
-    if (r->json_api && !di_api_kind_parse(r->json_api, &api))
+    /* Completions may have several prompts, which a request of the engine can't. */
+    if (r->json_api && (!di_api_kind_parse(r->json_api, &api) || api == DI_API_COMPLETIONS))
         return di_fail(err, DI_ERR_ARG, "json_api '%s', expected line, chat, responses or messages", r->json_api);
     return di_request_parse(q, api, r->json, r->json_len, defaults, err);
 }

@@ -26,12 +26,24 @@ static di_status messages_start(di_reply_stream *s, di_error *err) {
                          di_reply_object("type", di_reply_string("message_start"), "message", message, NULL), err);
 }
 
-static di_status send_delta(di_reply_stream *s, const char *type, const char *key, di_json *value, di_error *err) {
+/* A delta of the open block with one value, taken over. */
+static di_json *delta_json(const di_reply_stream *s, const char *type, const char *key, di_json *value) {
     di_json *delta = di_reply_object("type", di_reply_string(type), key, value, NULL);
-    return di_reply_send(s, "content_block_delta",
-                         di_reply_object("type", di_reply_string("content_block_delta"), "index",
-                                         di_json_new_int(s->n_parts - 1), "delta", delta, NULL),
-                         err);
+    return di_reply_object("type", di_reply_string("content_block_delta"), "index", di_json_new_int(s->n_parts - 1),
+                           "delta", delta, NULL);
+}
+
+static di_json *messages_piece(const di_reply_stream *s, di_reply_part part, const di_reply_piece *piece,
+                               const char **event) {
+    *event = "content_block_delta";
+    switch (part) {
+    case DI_REPLY_REASONING:
+        return delta_json(s, "thinking_delta", "thinking", piece->text);
+    case DI_REPLY_CALL:
+        return delta_json(s, "input_json_delta", "partial_json", piece->text);
+    default:
+        return delta_json(s, "text_delta", "text", piece->text);
+    }
 }
 
 static di_status close_block(di_reply_stream *s, di_error *err) {
@@ -39,7 +51,8 @@ static di_status close_block(di_reply_stream *s, di_error *err) {
         return DI_OK;
     }
     if (s->part == DI_REPLY_REASONING) {
-        di_status st = send_delta(s, "signature_delta", "signature", di_reply_string(s->head.id), err);
+        di_json *delta = delta_json(s, "signature_delta", "signature", di_reply_string(s->head.id));
+        di_status st = di_reply_send(s, "content_block_delta", delta, err);
         if (st != DI_OK) {
             return st;
         }
@@ -91,7 +104,7 @@ static di_status messages_reasoning(di_reply_stream *s, const char *text, size_t
             return st;
         }
     }
-    return send_delta(s, "thinking_delta", "thinking", di_json_new_string(text, len), err);
+    return di_reply_send_piece(s, DI_REPLY_REASONING, text, len, err);
 }
 
 static di_status messages_content(di_reply_stream *s, const char *text, size_t len, di_error *err) {
@@ -101,7 +114,7 @@ static di_status messages_content(di_reply_stream *s, const char *text, size_t l
             return st;
         }
     }
-    return send_delta(s, "text_delta", "text", di_json_new_string(text, len), err);
+    return di_reply_send_piece(s, DI_REPLY_TEXT, text, len, err);
 }
 
 static di_status messages_call_begin(di_reply_stream *s, di_error *err) {
@@ -109,7 +122,7 @@ static di_status messages_call_begin(di_reply_stream *s, di_error *err) {
 }
 
 static di_status messages_call_args(di_reply_stream *s, const char *text, size_t len, di_error *err) {
-    return send_delta(s, "input_json_delta", "partial_json", di_json_new_string(text, len), err);
+    return di_reply_send_piece(s, DI_REPLY_CALL, text, len, err);
 }
 
 static di_status messages_call_end(di_reply_stream *s, bool is_cut, di_error *err) {
@@ -203,4 +216,5 @@ const di_reply_ops di_reply_messages_ops = {
     .finish = messages_finish,
     .fail = messages_fail,
     .response = messages_response,
+    .piece = messages_piece,
 };

@@ -26,30 +26,36 @@ static di_status send_part(di_reply_stream *s, const char *event, di_json *part,
     return di_reply_send(s, event, data, err);
 }
 
-/* A piece of the part's text, taken over. */
-static di_status send_reasoning_delta(di_reply_stream *s, di_json *delta, di_error *err) {
-    const char *event = "response.reasoning_text.delta";
-    di_json *data = di_reply_object("type", di_reply_string(event), "content_index", di_json_new_int(0), "delta", delta,
-                                    "item_id", di_reply_string(s->item_id), "output_index",
-                                    di_json_new_int(output_index(s)), "sequence_number", number(s), NULL);
-    return di_reply_send(s, event, data, err);
-}
-
-static di_status send_text_delta(di_reply_stream *s, di_json *delta, di_error *err) {
-    const char *event = "response.output_text.delta";
-    di_json *data =
-        di_reply_object("type", di_reply_string(event), "content_index", di_json_new_int(0), "delta", delta, "item_id",
-                        di_reply_string(s->item_id), "logprobs", di_json_new_array(), "output_index",
-                        di_json_new_int(output_index(s)), "sequence_number", number(s), NULL);
-    return di_reply_send(s, event, data, err);
-}
-
 /* An event about the open call: `key` and its value, taken over. */
+static di_json *call_json(const di_reply_stream *s, const char *event, const char *key, di_json *value,
+                          int64_t number_of_event) {
+    return di_reply_object("type", di_reply_string(event), key, value, "item_id", di_reply_string(s->item_id),
+                           "output_index", di_json_new_int(output_index(s)), "sequence_number",
+                           di_json_new_int(number_of_event), NULL);
+}
+
 static di_status send_call(di_reply_stream *s, const char *event, const char *key, di_json *value, di_error *err) {
-    di_json *data =
-        di_reply_object("type", di_reply_string(event), key, value, "item_id", di_reply_string(s->item_id),
-                        "output_index", di_json_new_int(output_index(s)), "sequence_number", number(s), NULL);
-    return di_reply_send(s, event, data, err);
+    return di_reply_send(s, event, call_json(s, event, key, value, s->n_sent++), err);
+}
+
+static di_json *responses_piece(const di_reply_stream *s, di_reply_part part, const di_reply_piece *piece,
+                                const char **event) {
+    if (part == DI_REPLY_CALL) {
+        *event = "response.function_call_arguments.delta";
+        return call_json(s, *event, "delta", piece->text, piece->number);
+    }
+    if (part == DI_REPLY_REASONING) {
+        *event = "response.reasoning_text.delta";
+        return di_reply_object("type", di_reply_string(*event), "content_index", di_json_new_int(0), "delta",
+                               piece->text, "item_id", di_reply_string(s->item_id), "output_index",
+                               di_json_new_int(output_index(s)), "sequence_number", di_json_new_int(piece->number),
+                               NULL);
+    }
+    *event = "response.output_text.delta";
+    return di_reply_object("type", di_reply_string(*event), "content_index", di_json_new_int(0), "delta", piece->text,
+                           "item_id", di_reply_string(s->item_id), "logprobs",
+                           piece->logprobs != NULL ? piece->logprobs : di_json_new_array(), "output_index",
+                           di_json_new_int(output_index(s)), "sequence_number", di_json_new_int(piece->number), NULL);
 }
 
 static di_status send_item(di_reply_stream *s, const char *event, di_json *item, di_error *err) {
@@ -64,9 +70,14 @@ static di_json *reasoning_part(di_json *text) {
     return di_reply_object("type", di_reply_string("reasoning_text"), "text", text, NULL);
 }
 
-static di_json *text_part(di_json *text) {
+/* Those of the whole text so far. */
+static di_json *logprobs_json(const di_reply_stream *s) {
+    return s->logprobs != NULL ? di_json_ref(s->logprobs) : di_json_new_array();
+}
+
+static di_json *text_part(const di_reply_stream *s, di_json *text) {
     return di_reply_object("type", di_reply_string("output_text"), "annotations", di_json_new_array(), "logprobs",
-                           di_json_new_array(), "text", text, NULL);
+                           logprobs_json(s), "text", text, NULL);
 }
 
 /* `content` is taken over. The encrypted content is only a name: nothing is kept on the server, and clients send it
@@ -168,7 +179,7 @@ static di_status close_text(di_reply_stream *s, di_json *text, di_json *part, di
     const char *done = is_message ? "response.output_text.done" : "response.reasoning_text.done";
     di_json *data =
         is_message ? di_reply_object("type", di_reply_string(done), "content_index", di_json_new_int(0), "item_id",
-                                     di_reply_string(s->item_id), "logprobs", di_json_new_array(), "output_index",
+                                     di_reply_string(s->item_id), "logprobs", logprobs_json(s), "output_index",
                                      di_json_new_int(output_index(s)), "sequence_number", number(s), "text", text, NULL)
                    : di_reply_object("type", di_reply_string(done), "content_index", di_json_new_int(0), "item_id",
                                      di_reply_string(s->item_id), "output_index", di_json_new_int(output_index(s)),
@@ -226,8 +237,8 @@ static di_status close_item(di_reply_stream *s, const char *status, const char *
                         reasoning_item(s, status, content), err);
     } else if (s->part == DI_REPLY_TEXT) {
         const di_strbuf *text = &s->reply.content;
-        di_json *content = di_reply_array_of(text_part(di_reply_strbuf(text)));
-        st = close_text(s, di_reply_strbuf(text), text_part(di_reply_strbuf(text)),
+        di_json *content = di_reply_array_of(text_part(s, di_reply_strbuf(text)));
+        st = close_text(s, di_reply_strbuf(text), text_part(s, di_reply_strbuf(text)),
                         message_item(s, status, phase, content), err);
     } else if (s->part == DI_REPLY_CALL) {
         st = close_call(s, status, err);
@@ -309,10 +320,15 @@ static di_json *format_json(const di_reply_stream *s) {
                                               : di_reply_object("type", di_reply_string("text"), NULL);
 }
 
-static di_json *usage_json(const di_reply_usage *u) {
-    return di_reply_object("input_tokens", di_json_new_int(u->prompt_tokens), "input_tokens_details",
-                           di_reply_object("cached_tokens", di_json_new_int(u->cached_tokens), NULL), "output_tokens",
-                           di_json_new_int(u->completion_tokens), "output_tokens_details",
+static di_json *usage_json(const di_reply_stream *s) {
+    const di_reply_usage *u = &s->usage;
+    di_json *input = di_reply_object("cached_tokens", di_json_new_int(u->cached_tokens), NULL);
+    if (input != NULL && s->head.has_details && !di_json_set(input, "cache_write_tokens", di_json_new_int(0))) {
+        di_json_free(input);
+        input = NULL;
+    }
+    return di_reply_object("input_tokens", di_json_new_int(u->prompt_tokens), "input_tokens_details", input,
+                           "output_tokens", di_json_new_int(u->completion_tokens), "output_tokens_details",
                            di_reply_object("reasoning_tokens", di_json_new_int(u->reasoning_tokens), NULL),
                            "total_tokens", di_json_new_int(u->prompt_tokens + u->completion_tokens), NULL);
 }
@@ -365,7 +381,7 @@ static di_json *responses_response(const di_reply_stream *s) {
         "tool_choice", echo(s, "tool_choice", di_reply_string("auto")), "tools", tools_json(s), "top_logprobs",
         echo(s, "top_logprobs", di_json_new_int(0)), "top_p", echo_number(s, "top_p", 1.0), "truncation",
         echo(s, "truncation", di_reply_string("disabled")), "usage",
-        s->is_finished && s->has_usage ? usage_json(&s->usage) : di_json_new_null(), "user",
+        s->is_finished && s->has_usage ? usage_json(s) : di_json_new_null(), "user",
         echo(s, "user", di_json_new_null()), "metadata", echo(s, "metadata", di_json_new_object()), NULL);
 }
 
@@ -382,8 +398,43 @@ static di_status responses_start(di_reply_stream *s, di_error *err) {
     return st == DI_OK ? send_response(s, "response.in_progress", err) : st;
 }
 
+/* ---- log-probabilities ---- */
+
+static bool wants_logprobs(const di_reply_stream *s) {
+    const di_json *include = di_json_get(s->head.request, "include");
+    for (size_t i = 0; i < di_json_array_len(include); i++) {
+        const char *name = di_json_str(di_json_at(include, i), NULL);
+        if (name != NULL && strcmp(name, DI_INCLUDE_LOGPROBS) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Waits for the text that it brings. Marks of the format bring none. */
+static di_status responses_token(di_reply_stream *s, const di_reply_token *token, di_error *err) {
+    if (di_tokenizer_is_added(token->tok, token->token) || !wants_logprobs(s)) {
+        return DI_OK;
+    }
+    if (s->logprobs_new == NULL) {
+        s->logprobs_new = di_json_new_array();
+    }
+    return s->logprobs_new != NULL && di_json_append(s->logprobs_new, di_reply_token_json(token))
+               ? DI_OK
+               : di_fail(err, DI_ERR_MEMORY, "reply: no memory for log-probabilities");
+}
+
+/* What waited belongs to something else than the text of a message. */
+static void drop_logprobs(di_reply_stream *s) {
+    di_json_free(s->logprobs_new);
+    s->logprobs_new = NULL;
+}
+
+/* ---- parts ---- */
+
 static di_status responses_reasoning(di_reply_stream *s, const char *text, size_t len, di_error *err) {
     di_status st = DI_OK;
+    drop_logprobs(s);
     if (s->part != DI_REPLY_REASONING) {
         if ((st = begin_item(s, DI_REPLY_REASONING, "final_answer", err)) != DI_OK ||
             (st = send_item(s, "response.output_item.added", reasoning_item(s, "in_progress", di_json_new_array()),
@@ -392,7 +443,7 @@ static di_status responses_reasoning(di_reply_stream *s, const char *text, size_
             return st;
         }
     }
-    return send_reasoning_delta(s, di_json_new_string(text, len), err);
+    return di_reply_send_piece(s, DI_REPLY_REASONING, text, len, err);
 }
 
 static di_status responses_content(di_reply_stream *s, const char *text, size_t len, di_error *err) {
@@ -401,14 +452,18 @@ static di_status responses_content(di_reply_stream *s, const char *text, size_t 
         if ((st = begin_item(s, DI_REPLY_TEXT, "final_answer", err)) != DI_OK ||
             (st = send_item(s, "response.output_item.added",
                             message_item(s, "in_progress", "final_answer", di_json_new_array()), err)) != DI_OK ||
-            (st = send_part(s, "response.content_part.added", text_part(di_reply_string("")), err)) != DI_OK) {
+            (st = send_part(s, "response.content_part.added", text_part(s, di_reply_string("")), err)) != DI_OK) {
             return st;
         }
     }
-    return send_text_delta(s, di_json_new_string(text, len), err);
+    if (!di_reply_extend(&s->logprobs, s->logprobs_new)) {
+        return di_fail(err, DI_ERR_MEMORY, "reply: no memory for log-probabilities");
+    }
+    return di_reply_send_piece(s, DI_REPLY_TEXT, text, len, err);
 }
 
 static di_status responses_call_begin(di_reply_stream *s, di_error *err) {
+    drop_logprobs(s);
     di_status st = begin_item(s, DI_REPLY_CALL, "commentary", err);
     if (st != DI_OK) {
         return st;
@@ -417,10 +472,11 @@ static di_status responses_call_begin(di_reply_stream *s, di_error *err) {
 }
 
 static di_status responses_call_args(di_reply_stream *s, const char *text, size_t len, di_error *err) {
+    drop_logprobs(s);
     if (is_custom(s, di_reply_last_call(s))) {
         return DI_OK; /* comes whole when the call closes */
     }
-    return send_call(s, "response.function_call_arguments.delta", "delta", di_json_new_string(text, len), err);
+    return di_reply_send_piece(s, DI_REPLY_CALL, text, len, err);
 }
 
 static di_status responses_call_end(di_reply_stream *s, bool is_cut, di_error *err) {
@@ -464,4 +520,6 @@ const di_reply_ops di_reply_responses_ops = {
     .finish = responses_finish,
     .fail = responses_fail,
     .response = responses_response,
+    .piece = responses_piece,
+    .token = responses_token,
 };

@@ -12,7 +12,8 @@ bool di_api_kind_parse(const char *name, di_api_kind *kind) {
     static const char *const names[] = {[DI_API_CHAT] = "chat",
                                         [DI_API_RESPONSES] = "responses",
                                         [DI_API_MESSAGES] = "messages",
-                                        [DI_API_LINE] = "line"};
+                                        [DI_API_LINE] = "line",
+                                        [DI_API_COMPLETIONS] = "completions"};
     for (size_t i = 0; i < DI_COUNT(names); i++) {
         if (strcmp(name, names[i]) == 0) {
             *kind = (di_api_kind)i;
@@ -23,8 +24,9 @@ bool di_api_kind_parse(const char *name, di_api_kind *kind) {
 }
 
 void di_request_options_init(di_request_options *options, bool vendor_compat) {
-    *options =
-        (di_request_options){.vendor_compat = vendor_compat, .effort_default = vendor_compat ? DI_CHAT_EFFORT_HIGH : 0};
+    *options = (di_request_options){.vendor_compat = vendor_compat,
+                                    .effort_default = vendor_compat ? DI_CHAT_EFFORT_HIGH : 0,
+                                    .logprobs_max = DI_LOGPROBS_MAX};
     di_sampling_init(&options->sampling);
 }
 
@@ -160,7 +162,8 @@ di_status di_finish_request(di_reader *r) {
 di_status di_request_parse(di_request *request, di_api_kind api, const char *body, size_t len,
                            const di_request_options *options, di_error *err) {
     di_error local;
-    *request = (di_request){.api = api, .vendor_compat = options->vendor_compat, .sampling = options->sampling, .n = 1};
+    *request = (di_request){
+        .api = api, .vendor_compat = options->vendor_compat, .sampling = options->sampling, .n = 1, .n_prompts = 1};
     di_reader reader = {.req = request, .options = options, .err = err ? err : &local, .text = body, .len = len};
     di_status st = di_json_parse(&request->body, body, len, reader.err);
     if (st == DI_ERR_MEMORY) {
@@ -189,6 +192,9 @@ di_status di_request_parse(di_request *request, di_api_kind api, const char *bod
     case DI_API_LINE:
         st = di_read_line(&reader, request->body);
         break;
+    case DI_API_COMPLETIONS:
+        st = di_read_completions(&reader, request->body);
+        break;
     }
     return st == DI_OK ? di_finish_request(&reader) : st;
 }
@@ -205,11 +211,11 @@ void di_request_deinit(di_request *request) {
 /* ------------------------------------------------------------------ the way on */
 
 /* A plain prompt: added tokens are recognised, and the text starts with the begin mark exactly once. */
-static di_status encode_plain(const di_request *request, const di_tokenizer *tok, di_ids *ids, di_error *err) {
-    int32_t bos = di_tokenizer_find(tok, di_chat_special_text(DI_CHAT_BOS));
+static di_status encode_text(di_chat_text text, bool is_without_bos, const di_tokenizer *tok, di_ids *ids,
+                             di_error *err) {
+    int32_t bos = is_without_bos ? -1 : di_tokenizer_find(tok, di_chat_special_text(DI_CHAT_BOS));
     size_t at = ids->len;
-    di_status st =
-        di_tokenizer_encode(tok, request->text.len ? request->text.data : "", request->text.len, false, ids, err);
+    di_status st = di_tokenizer_encode(tok, text.len ? text.data : "", text.len, false, ids, err);
     if (st || bos < 0 || (ids->len > at && ids->data[at] == bos)) {
         return st;
     }
@@ -221,22 +227,12 @@ static di_status encode_plain(const di_request *request, const di_tokenizer *tok
     return DI_OK;
 }
 
-di_status di_request_encode(const di_request *request, const di_tokenizer *tok, const di_chat_vocab *vocab,
-                            di_prompt *prompt, di_ids *ids, di_error *err) {
-    if (request->input == DI_INPUT_CHAT) {
-        di_prompt local = {0};
-        di_prompt *target = prompt ? prompt : &local;
-        di_status st = di_chat_render(&request->chat, target, err);
-        if (st == DI_OK && ids) {
-            st = di_prompt_encode(target, tok, vocab, ids, err);
-        }
-        di_prompt_deinit(&local);
-        return st;
-    }
+static di_status encode_plain(const di_request_prompt *plain, bool is_without_bos, const di_tokenizer *tok,
+                              di_prompt *prompt, di_ids *ids, di_error *err) {
     if (prompt) {
         di_prompt_reset(prompt);
-        if (request->text.len > 0) {
-            di_strbuf_append(&prompt->text, request->text.data, request->text.len);
+        if (plain->text.len > 0) {
+            di_strbuf_append(&prompt->text, plain->text.data, plain->text.len);
         }
         di_status st = di_strbuf_status(&prompt->text, err);
         if (st) {
@@ -246,10 +242,37 @@ di_status di_request_encode(const di_request *request, const di_tokenizer *tok, 
     if (!ids) {
         return DI_OK;
     }
-    if (request->input == DI_INPUT_IDS) {
-        return di_ids_append(ids, request->ids, request->n_ids, err);
+    return plain->input == DI_INPUT_IDS ? di_ids_append(ids, plain->ids, plain->n_ids, err)
+                                        : encode_text(plain->text, is_without_bos, tok, ids, err);
+}
+
+static di_status encode_chat(const di_chat *chat, const di_tokenizer *tok, const di_chat_vocab *vocab,
+                             di_prompt *prompt, di_ids *ids, di_error *err) {
+    di_prompt local = {0};
+    di_prompt *target = prompt ? prompt : &local;
+    di_status st = di_chat_render(chat, target, err);
+    if (st == DI_OK && ids) {
+        st = di_prompt_encode(target, tok, vocab, ids, err);
     }
-    return encode_plain(request, tok, ids, err);
+    di_prompt_deinit(&local);
+    return st;
+}
+
+di_status di_request_encode_prompt(const di_request *request, size_t prompt_idx, const di_tokenizer *tok,
+                                   const di_chat_vocab *vocab, di_prompt *prompt, di_ids *ids, di_error *err) {
+    if (request->input == DI_INPUT_CHAT) {
+        return encode_chat(&request->chat, tok, vocab, prompt, ids, err);
+    }
+    const di_request_prompt only = {
+        .input = request->input, .text = request->text, .ids = request->ids, .n_ids = request->n_ids};
+    DI_ASSERT(prompt_idx == 0 || prompt_idx < request->n_prompts);
+    return encode_plain(prompt_idx == 0 ? &only : &request->prompts[prompt_idx], request->is_without_bos, tok, prompt,
+                        ids, err);
+}
+
+di_status di_request_encode(const di_request *request, const di_tokenizer *tok, const di_chat_vocab *vocab,
+                            di_prompt *prompt, di_ids *ids, di_error *err) {
+    return di_request_encode_prompt(request, 0, tok, vocab, prompt, ids, err);
 }
 
 int64_t di_request_max_tokens(const di_request *request, int64_t n_prompt, int64_t n_context) {
@@ -264,17 +287,4 @@ int64_t di_request_max_tokens(const di_request *request, int64_t n_prompt, int64
     }
     int64_t left = n_context > n_prompt ? n_context - n_prompt : 1;
     return DI_MIN(limit, left);
-}
-
-void di_request_error_json(di_strbuf *out, const di_request *request, di_status status, const di_error *err) {
-    const char *type = di_status_error_type(status);
-    di_strbuf_puts(out, "{\"message\":");
-    di_json_write_string(out, err->message, strlen(err->message));
-    di_strbuf_printf(out, ",\"type\":\"%s\",\"param\":", type);
-    if (request->param[0] && !request->vendor_compat) {
-        di_json_write_string(out, request->param, strlen(request->param));
-    } else {
-        di_strbuf_puts(out, "null");
-    }
-    di_strbuf_printf(out, ",\"code\":\"%s\"}", type);
 }

@@ -1,4 +1,4 @@
-/* Bodies of /v1/chat/completions (chat.md 10), and lines of `run --input`, which are the same but for plain prompts.
+/* Bodies of /v1/chat/completions (chat.md 10).
  *
  * Roles, content parts, call histories and prefix completion are read here; what the format does with them is
  * text/chat.c's business, and fields that other APIs have too are request_common.c's. */
@@ -171,8 +171,10 @@ static di_status read_message(di_reader *r, const di_json *v, size_t i, di_chat_
     m->is_prefix = is_prefix;
     if (m->role == DI_CHAT_ASSISTANT) {
         if ((st = read_calls(r, v, at.text, m)) ||
-            (st = di_read_string(r, v, at.text, "reasoning_content", &m->reasoning, &m->has_reasoning))) {
-            return st;
+            (st = di_read_string(r, v, at.text, "reasoning_content", &m->reasoning, &m->has_reasoning)) ||
+            (!m->has_reasoning && !r->req->vendor_compat &&
+             (st = di_read_string(r, v, at.text, "reasoning", &m->reasoning, &m->has_reasoning)))) {
+            return st; /* `reasoning` is other servers' name of it */
         }
         if (!has_content && m->n_calls == 0) {
             return di_refuse(r, di_place_of("%s.content", at.text).text,
@@ -189,10 +191,49 @@ static di_status read_message(di_reader *r, const di_json *v, size_t i, di_chat_
     return m->role == DI_CHAT_TOOL ? di_need_string(r, v, at.text, "tool_call_id", &m->call_id) : DI_OK;
 }
 
+/* Whether the last message stays open, in the words of vLLM's clients: the other way to say `prefix`. */
+static di_status read_continuation(di_reader *r, const di_json *body, bool *is_continued) {
+    bool has_prompt, adds_prompt = true;
+    *is_continued = false;
+    if (r->req->vendor_compat) {
+        return DI_OK;
+    }
+    di_status st = di_read_bool(r, body, "", "continue_final_message", is_continued, NULL);
+    if (st || (st = di_read_bool(r, body, "", "add_generation_prompt", &adds_prompt, &has_prompt))) {
+        return st;
+    }
+    if (*is_continued && has_prompt && adds_prompt) {
+        return di_refuse(r, "add_generation_prompt",
+                         "add_generation_prompt and continue_final_message can't both be true");
+    }
+    if (!*is_continued && !adds_prompt) {
+        return di_refuse(r, "add_generation_prompt",
+                         "add_generation_prompt: false, expected true where continue_final_message is not");
+    }
+    return DI_OK;
+}
+
+/* Decides whether message i of n, the last one read, is a prefix that the model goes on with. */
+static di_status read_prefix(di_reader *r, size_t i, size_t n, bool is_continued, di_chat_message *m) {
+    bool is_last = i + 1 == n, is_assistant = m->role == DI_CHAT_ASSISTANT;
+    if (m->is_prefix && !(is_last && is_assistant)) {
+        return di_refuse(r, di_place_of("messages[%zu].prefix", i).text,
+                         "Invalid completion message: prefix set true with message which is not final message or "
+                         "message role is not assistant");
+    }
+    if (is_last && is_continued && !is_assistant) {
+        return di_refuse(r, "continue_final_message",
+                         "continue_final_message: the last message is not the assistant's, so there is none to go on");
+    }
+    m->is_prefix = m->is_prefix || (is_last && is_continued);
+    return DI_OK;
+}
+
 static di_status read_message_list(di_reader *r, const di_json *body) {
     const di_json *list;
+    bool is_continued;
     di_status st = di_read_array(r, body, "", "messages", &list);
-    if (st) {
+    if (st || (st = read_continuation(r, body, &is_continued))) {
         return st;
     }
     if (!list) {
@@ -204,13 +245,8 @@ static di_status read_message_list(di_reader *r, const di_json *body) {
     }
     for (size_t i = 0; i < n; i++) {
         di_chat_message m = {0};
-        if ((st = read_message(r, di_json_at(list, i), i, &m))) {
+        if ((st = read_message(r, di_json_at(list, i), i, &m)) || (st = read_prefix(r, i, n, is_continued, &m))) {
             return st;
-        }
-        if (m.is_prefix && (i + 1 < n || m.role != DI_CHAT_ASSISTANT)) {
-            return di_refuse(r, di_place_of("messages[%zu].prefix", i).text,
-                             "Invalid completion message: prefix set true with message which is not final message or "
-                             "message role is not assistant");
         }
         if (m.role == DI_CHAT_SYSTEM && is_empty(&m)) {
             continue; /* wherever it stands, so that its neighbours become adjacent */
@@ -334,10 +370,10 @@ di_status di_check_reasoning(di_reader *r) {
     return DI_OK;
 }
 
-static const di_field_names chat_names = {
+const di_field_names di_chat_field_names = {
     .max_tokens = "max_tokens", .max_tokens_alias = "max_completion_tokens", .stop = "stop"};
 
-static di_status read_response_format(di_reader *r, const di_json *body) {
+di_status di_read_response_format(di_reader *r, const di_json *body) {
     const di_json *format;
     di_status st = di_read_object(r, body, "", "response_format", &format);
     if (st || (st = di_read_format(r, format, "response_format", true))) {
@@ -346,75 +382,61 @@ static di_status read_response_format(di_reader *r, const di_json *body) {
     return di_read_own_constraints(r, body);
 }
 
-di_status di_read_chat(di_reader *r, const di_json *body) {
-    const di_json *thinking;
+/* What clients of other servers send, who switch thinking by a variable of a chat template: *flag becomes 1 for on, 0
+ * for off and stays where nothing is said. */
+static di_status read_template_fields(di_reader *r, const di_json *body, const di_json *kwargs, int *flag) {
+    static const char kwargs_at[] = "chat_template_kwargs";
+    bool is_on = false, has;
     di_status st;
-    if ((st = di_read_model(r, body)) || (st = di_read_object(r, body, "", "thinking", &thinking)) ||
-        (st = di_read_thinking(r, thinking, di_json_get(body, "reasoning_effort"), "reasoning_effort")) ||
-        (st = read_message_list(r, body)) || (st = di_read_sampling(r, body, &chat_names)) ||
-        (st = read_response_format(r, body)) || (st = read_tools(r, body)) || (st = read_tool_choice(r, body)) ||
-        (st = check_prefix(r)) || (st = di_check_results(r)) || (st = di_check_json_word(r, "response_format"))) {
+    if ((st = di_read_bool(r, kwargs, kwargs_at, "thinking", &is_on, &has)) ||
+        (!has && (st = di_read_bool(r, kwargs, kwargs_at, "enable_thinking", &is_on, &has))) ||
+        (!has && (st = di_read_bool(r, body, "", "enable_thinking", &is_on, &has)))) {
         return st;
     }
-    return di_check_reasoning(r);
-}
-
-/* ------------------------------------------------------------------ lines */
-
-static di_status read_prompt_ids(di_reader *r, const di_json *list) {
-    size_t n = di_json_array_len(list);
-    int32_t *ids = di_arena_calloc(&r->req->arena, n, sizeof *ids);
-    if (!ids) {
-        return di_reader_no_memory(r);
+    if (has) {
+        *flag = is_on;
     }
-    for (size_t i = 0; i < n; i++) {
-        const di_json *v = di_json_at(list, i);
-        int64_t id = di_json_int(v);
-        if (!di_json_is(v, DI_JSON_INT) || id < 0 || id > INT32_MAX) {
-            di_place at = di_place_of("prompt_token_ids[%zu]", i);
-            return di_refuse(r, at.text, "'%s': expected a token id", at.text);
-        }
-        ids[i] = (int32_t)id;
-    }
-    if (n == 0) {
-        return di_refuse(r, "prompt_token_ids", "prompt_token_ids: an empty prompt, expected one token or more");
-    }
-    r->req->input = DI_INPUT_IDS;
-    r->req->ids = ids;
-    r->req->n_ids = n;
     return DI_OK;
 }
 
-di_status di_read_line(di_reader *r, const di_json *body) {
-    const di_json *messages = di_json_get(body, "messages"), *ids;
-    bool has_prompt, has_messages = messages && !di_json_is(messages, DI_JSON_NULL);
-    di_chat_text prompt;
-    r->req->id = di_json_get(body, "id");
-    di_status st = di_read_string(r, body, "", "prompt", &prompt, &has_prompt);
-    if (st || (st = di_read_array(r, body, "", "prompt_token_ids", &ids))) {
+static bool is_named(const di_json *v) {
+    return v && !di_json_is(v, DI_JSON_NULL);
+}
+
+/* Thinking by whichever field names it: the `thinking` object, then an effort, then what other servers take. */
+static di_status read_thinking(di_reader *r, const di_json *body) {
+    const di_json *thinking, *reasoning, *kwargs, *effort = di_json_get(body, "reasoning_effort");
+    const char *effort_at = "reasoning_effort";
+    int flag = -1;
+    di_status st = di_read_object(r, body, "", "thinking", &thinking);
+    if (st || r->req->vendor_compat) {
+        return st ? st : di_read_thinking(r, thinking, effort, effort_at, flag);
+    }
+    if ((st = di_read_object(r, body, "", "reasoning", &reasoning)) ||
+        (st = di_read_object(r, body, "", "chat_template_kwargs", &kwargs))) {
         return st;
     }
-    int n_inputs = has_messages + has_prompt + (ids != NULL);
-    if (n_inputs != 1) {
-        return di_refuse(r, n_inputs ? "prompt" : "messages",
-                         "%s of messages, prompt and prompt_token_ids, expected exactly one",
-                         n_inputs ? "more than one" : "none");
+    if (!is_named(effort)) {
+        effort = di_json_get(reasoning, "effort");
+        effort_at = "reasoning.effort";
     }
-    if (has_messages) {
-        return di_read_chat(r, body);
-    }
-    r->req->vendor_compat = false; /* the hosted service has no plain prompts, so no rules for them */
-    if (ids) {
-        if ((st = read_prompt_ids(r, ids))) {
+    if (!is_named(effort)) {
+        effort = di_json_get(kwargs, "reasoning_effort");
+        effort_at = "chat_template_kwargs.reasoning_effort";
+        if ((st = read_template_fields(r, body, kwargs, &flag))) {
             return st;
         }
-    } else {
-        if (prompt.len == 0) {
-            return di_refuse(r, "prompt", "prompt: an empty text, expected one character or more");
-        }
-        r->req->input = DI_INPUT_TEXT;
-        r->req->text = prompt;
     }
-    st = di_read_sampling(r, body, &chat_names);
-    return st ? st : read_response_format(r, body);
+    return di_read_thinking(r, thinking, effort, effort_at, flag);
+}
+
+di_status di_read_chat(di_reader *r, const di_json *body) {
+    di_status st;
+    if ((st = di_read_model(r, body)) || (st = read_thinking(r, body)) || (st = read_message_list(r, body)) ||
+        (st = di_read_sampling(r, body, &di_chat_field_names)) || (st = di_read_response_format(r, body)) ||
+        (st = read_tools(r, body)) || (st = read_tool_choice(r, body)) || (st = check_prefix(r)) ||
+        (st = di_check_results(r)) || (st = di_check_json_word(r, "response_format"))) {
+        return st;
+    }
+    return di_check_reasoning(r);
 }

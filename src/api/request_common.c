@@ -30,50 +30,63 @@ static int effort_of(di_chat_text name) {
     return -1;
 }
 
-di_status di_read_thinking(di_reader *r, const di_json *thinking, const di_json *effort, const char *effort_at) {
-    int forced = -1, level = -1;
-    if (thinking) {
-        di_chat_text type;
-        di_status st = di_need_string(r, thinking, "thinking", "type", &type);
-        if (st) {
-            return st;
-        }
-        if (di_text_is(type, "enabled") || di_text_is(type, "adaptive")) {
-            forced = 1;
-        } else if (di_text_is(type, "disabled")) {
-            forced = 0;
-        } else {
-            return di_refuse_body(r, "thinking.type",
-                                  "unknown variant `%.*s`, expected one of `adaptive`, `enabled`, `disabled`",
-                                  (int)DI_MIN(type.len, 40), type.data);
-        }
+/* `thinking`: *forced becomes 1 for on, 0 for off. */
+static di_status read_thinking_type(di_reader *r, const di_json *thinking, int *forced) {
+    di_chat_text type;
+    di_status st = di_need_string(r, thinking, "thinking", "type", &type);
+    if (st) {
+        return st;
     }
-    if (effort && !di_json_is(effort, DI_JSON_NULL)) {
-        if (di_json_is(effort, DI_JSON_STRING)) {
-            di_chat_text name = di_text_of(effort);
-            int64_t n;
-            level = effort_of(name);
-            if (level < 0 && !r->req->vendor_compat && di_parse_i64(name.data, &n) && n >= 1 && n <= 100) {
-                level = (int)n; /* clients with typed effort can only send strings */
-            }
-            if (level < 0) {
-                return di_refuse_body(
-                    r, effort_at,
-                    "unknown variant `%.*s`, expected one of `none`, `minimal`, `low`, `medium`, `high`, "
-                    "`xhigh`, `ultra`, `max`",
-                    (int)DI_MIN(name.len, 40), name.data);
-            }
-        } else if (r->req->vendor_compat || !di_json_is(effort, DI_JSON_INT)) {
-            return di_refuse_body(r, effort_at, "'%s': expected a name%s, found %s", effort_at,
-                                  r->req->vendor_compat ? "" : " or an integer from 1 to 100",
-                                  di_json_kind_name(effort));
-        } else {
-            int64_t n = di_json_int(effort);
-            if (n < 1 || n > 100) {
-                return di_refuse(r, effort_at, "%s: %lld, expected 1 to 100", effort_at, (long long)n);
-            }
-            level = (int)n;
+    if (di_text_is(type, "enabled") || di_text_is(type, "adaptive")) {
+        *forced = 1;
+    } else if (di_text_is(type, "disabled")) {
+        *forced = 0;
+    } else {
+        return di_refuse_body(r, "thinking.type",
+                              "unknown variant `%.*s`, expected one of `adaptive`, `enabled`, `disabled`",
+                              (int)DI_MIN(type.len, 40), type.data);
+    }
+    return DI_OK;
+}
+
+/* A name, or a number from 1 to 100: *level, 0 for none. */
+static di_status read_effort(di_reader *r, const di_json *effort, const char *at, int *level) {
+    if (di_json_is(effort, DI_JSON_STRING)) {
+        di_chat_text name = di_text_of(effort);
+        int64_t n;
+        *level = effort_of(name);
+        if (*level < 0 && !r->req->vendor_compat && di_parse_i64(name.data, &n) && n >= 1 && n <= 100) {
+            *level = (int)n; /* clients with typed effort can only send strings */
         }
+        if (*level < 0) {
+            return di_refuse_body(r, at,
+                                  "unknown variant `%.*s`, expected one of `none`, `minimal`, `low`, `medium`, `high`, "
+                                  "`xhigh`, `ultra`, `max`",
+                                  (int)DI_MIN(name.len, 40), name.data);
+        }
+        return DI_OK;
+    }
+    if (r->req->vendor_compat || !di_json_is(effort, DI_JSON_INT)) {
+        return di_refuse_body(r, at, "'%s': expected a name%s, found %s", at,
+                              r->req->vendor_compat ? "" : " or an integer from 1 to 100", di_json_kind_name(effort));
+    }
+    int64_t n = di_json_int(effort);
+    if (n < 1 || n > 100) {
+        return di_refuse(r, at, "%s: %lld, expected 1 to 100", at, (long long)n);
+    }
+    *level = (int)n;
+    return DI_OK;
+}
+
+di_status di_read_thinking(di_reader *r, const di_json *thinking, const di_json *effort, const char *effort_at,
+                           int flag) {
+    int forced = flag, level = -1;
+    di_status st = thinking ? read_thinking_type(r, thinking, &forced) : DI_OK;
+    if (st == DI_OK && effort && !di_json_is(effort, DI_JSON_NULL)) {
+        st = read_effort(r, effort, effort_at, &level);
+    }
+    if (st) {
+        return st;
     }
     int standard = r->options->effort_default;
     bool is_on = forced >= 0 ? forced == 1 : level >= 0 ? level > 0 : standard > 0;

@@ -58,6 +58,8 @@ di_status di_read_bool(di_reader *r, const di_json *object, const char *at, cons
 di_status di_read_number(di_reader *r, const di_json *object, const char *at, const char *key, double *out, bool *has);
 /* An integer; beyond int64_t it is clamped to INT64_MAX. */
 di_status di_read_int(di_reader *r, const di_json *object, const char *at, const char *key, int64_t *out, bool *has);
+/* A list of token ids, which is at `at`. */
+di_status di_read_token_ids(di_reader *r, const di_json *list, const char *at, const int32_t **out, size_t *n);
 /* The value must be an object. */
 di_status di_need_object(di_reader *r, const di_json *value, const char *at);
 
@@ -67,14 +69,19 @@ typedef struct di_field_names {
     const char *max_tokens_alias; /* read where max_tokens is absent; may be NULL */
     const char *stop;             /* may be NULL */
 } di_field_names;
+extern const di_field_names di_chat_field_names; /* of chat and of plain prompts */
 /* temperature ... stream into req; the hosted service's clamps come with di_finish_request. */
 di_status di_read_sampling(di_reader *r, const di_json *body, const di_field_names *names);
-/* thinking (an object or NULL) and effort (a name or number, or NULL) with their places, into req->chat. */
-di_status di_read_thinking(di_reader *r, const di_json *thinking, const di_json *effort, const char *effort_at);
+/* thinking (an object or NULL) and effort (a name or number, or NULL) with their places, into req->chat. flag: 1 or 0
+ * where thinking is switched on or off by something that only counts without the object, else -1. */
+di_status di_read_thinking(di_reader *r, const di_json *thinking, const di_json *effort, const char *effort_at,
+                           int flag);
 /* `model`, which the hosted service compares. */
 di_status di_read_model(di_reader *r, const di_json *body);
 /* regex, ebnf and choice: our own fields, beside response_format. */
 di_status di_read_own_constraints(di_reader *r, const di_json *body);
+/* `response_format`, or one of the fields above. */
+di_status di_read_response_format(di_reader *r, const di_json *body);
 /* An object with `type` text, json_object, json_schema or regex; nested: json_schema has its schema one level deeper.
  */
 di_status di_read_format(di_reader *r, const di_json *format, const char *at, bool is_nested);
@@ -104,5 +111,6 @@ di_status di_read_chat(di_reader *r, const di_json *body);
 di_status di_read_line(di_reader *r, const di_json *body);
 di_status di_read_responses(di_reader *r, const di_json *body);
 di_status di_read_messages(di_reader *r, const di_json *body);
+di_status di_read_completions(di_reader *r, const di_json *body);
 
 #endif

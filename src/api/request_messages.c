@@ -284,6 +284,8 @@ static di_status read_assistant(di_reader *r, const di_json *content, const char
             if ((st = di_need_string(r, v, block_at.text, "thinking", &text)) == DI_OK) {
                 di_strbuf_append(&thinking, text.data, text.len);
             }
+        } else if (di_text_is(type, "redacted_thinking") && !r->req->vendor_compat) {
+            continue; /* another server's, readable by that one only */
         } else if (di_text_is(type, "tool_use")) {
             st = read_call(r, v, block_at.text, &calls[m.n_calls++]);
         } else if (di_text_is(type, "image")) {
@@ -489,14 +491,24 @@ static di_status read_tool_choice(di_reader *r, const di_json *body) {
     return st ? st : di_apply_tool_choice(r, DI_CHAT_CHOICE_REQUIRED, &name);
 }
 
+/* Nothing of a conversation is kept, so that one can't be gone on with by an id. */
+static di_status check_thread(di_reader *r, const di_json *body) {
+    const di_json *thread;
+    di_status st = di_read_object(r, body, "", "thread", &thread);
+    return st || !thread ? st
+                         : di_refuse(r, "thread",
+                                     "thread: conversations are not kept on the server, send all messages without it");
+}
+
 di_status di_read_messages(di_reader *r, const di_json *body) {
     static const di_field_names names = {
         .max_tokens = "max_tokens", .max_tokens_alias = NULL, .stop = "stop_sequences"};
     const di_json *thinking, *output, *format;
     di_status st;
-    if ((st = di_read_model(r, body)) || (st = di_read_object(r, body, "", "thinking", &thinking)) ||
+    if ((st = di_read_model(r, body)) || (st = check_thread(r, body)) ||
+        (st = di_read_object(r, body, "", "thinking", &thinking)) ||
         (st = di_read_object(r, body, "", "output_config", &output)) ||
-        (st = di_read_thinking(r, thinking, di_json_get(output, "effort"), "output_config.effort")) ||
+        (st = di_read_thinking(r, thinking, di_json_get(output, "effort"), "output_config.effort", -1)) ||
         (st = read_tools(r, body)) || (st = read_message_list(r, body)) || (st = di_read_sampling(r, body, &names)) ||
         (st = di_read_object(r, output, "output_config", "format", &format)) ||
         (st = di_read_format(r, format, "output_config.format", false)) || (st = di_read_own_constraints(r, body)) ||

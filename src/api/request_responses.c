@@ -2,6 +2,7 @@
  *
  * Reasoning, message and calls in a row form one assistant message; `instructions` is the first system message. Tools
  * of a namespace are shown as `namespace::tool` and split back in replies. */
+#include "reply_internal.h"
 #include "request_internal.h"
 
 /* What is put together across items: reasoning that waits for its assistant message, and that message's growing lists.
@@ -436,13 +437,25 @@ static di_status read_tool_choice(di_reader *r, const di_json *body) {
     return st ? st : di_apply_tool_choice(r, DI_CHAT_CHOICE_REQUIRED, &name);
 }
 
+/* `include` asks for log-probabilities of the text; what else it can name is in every reply or of other services. */
+static di_status read_include(di_reader *r, const di_json *body) {
+    const di_json *list;
+    di_status st = di_read_array(r, body, "", "include", &list);
+    for (size_t i = 0; st == DI_OK && i < di_json_array_len(list); i++) {
+        if (di_text_is(di_text_of(di_json_at(list, i)), DI_INCLUDE_LOGPROBS)) {
+            r->req->sampling.n_logprobs = DI_MAX(r->req->sampling.n_logprobs, 0);
+        }
+    }
+    return st;
+}
+
 di_status di_read_responses(di_reader *r, const di_json *body) {
     static const di_field_names names = {.max_tokens = "max_output_tokens", .max_tokens_alias = NULL, .stop = NULL};
     const di_json *reasoning, *text, *format;
     di_status st;
     if ((st = di_read_model(r, body)) || (st = di_read_object(r, body, "", "reasoning", &reasoning)) ||
-        (st = di_read_thinking(r, NULL, di_json_get(reasoning, "effort"), "reasoning.effort")) ||
-        (st = read_input(r, body)) || (st = di_read_sampling(r, body, &names)) ||
+        (st = di_read_thinking(r, NULL, di_json_get(reasoning, "effort"), "reasoning.effort", -1)) ||
+        (st = read_input(r, body)) || (st = di_read_sampling(r, body, &names)) || (st = read_include(r, body)) ||
         (st = di_read_object(r, body, "", "text", &text)) ||
         (st = di_read_object(r, text, "text", "format", &format)) ||
         (st = di_read_format(r, format, "text.format", false)) || (st = di_read_own_constraints(r, body)) ||

@@ -50,13 +50,7 @@ static di_status read_ranged_int(di_reader *r, const di_json *body, const char *
     return DI_OK;
 }
 
-enum {
-    VENDOR_TOKENS_MAX = 393216,
-    VENDOR_STOPS_MAX = 16,
-    VENDOR_LOGPROBS_MAX = 20,
-    LOGPROBS_MAX = DI_LOGPROBS_MAX,
-    SAMPLES_MAX = 4096
-};
+enum { VENDOR_TOKENS_MAX = 393216, VENDOR_STOPS_MAX = 16, VENDOR_LOGPROBS_MAX = 20, SAMPLES_MAX = 4096 };
 
 /* ------------------------------------------------------------------ lengths, seed, stop strings, log-probabilities */
 
@@ -82,6 +76,9 @@ static di_status read_max_tokens(di_reader *r, const di_json *body, const di_fie
         if (v < 1 || v > VENDOR_TOKENS_MAX) {
             return di_refuse(r, key, "Invalid %s value, the valid range of %s is [1, %d]", key, key, VENDOR_TOKENS_MAX);
         }
+    } else if (v == 0 && r->req->echo) {
+        r->req->is_echo_only = true; /* the prompt's log-probabilities are what is wanted */
+        v = 1;
     } else if (v < 1) {
         return di_refuse(r, key, "%s: %lld, expected 1 or more", key, (long long)v);
     }
@@ -204,13 +201,13 @@ static di_status read_stop(di_reader *r, const di_json *body, const char *key) {
 }
 
 /* Chat asks by a flag and a number beside it, a request line by the number alone. */
-static di_status read_logprobs(di_reader *r, const di_json *body) {
+static di_status read_logprobs_flag(di_reader *r, const di_json *body) {
     const di_json *v = di_json_get(body, "logprobs");
     bool is_on = false, has_top = false, is_vendor = r->req->vendor_compat;
     int64_t n = 0, top = 0;
     di_status st;
     if (v && di_json_is(v, DI_JSON_INT) && (!is_vendor || r->req->api == DI_API_LINE)) {
-        if ((st = read_ranged_int(r, body, "logprobs", -1, LOGPROBS_MAX, &n, &is_on))) {
+        if ((st = read_ranged_int(r, body, "logprobs", -1, r->options->logprobs_max, &n, &is_on))) {
             return st;
         }
         is_on = n >= 0;
@@ -221,7 +218,7 @@ static di_status read_logprobs(di_reader *r, const di_json *body) {
         return st;
     }
     if (has_top) {
-        int64_t most = is_vendor ? VENDOR_LOGPROBS_MAX : LOGPROBS_MAX;
+        int64_t most = is_vendor ? VENDOR_LOGPROBS_MAX : r->options->logprobs_max;
         /* Responses have no flag: there the number is enough. */
         bool needs_flag = r->req->api != DI_API_RESPONSES && (is_vendor || top > 0);
         if (needs_flag && !is_on) {
@@ -243,12 +240,27 @@ static di_status read_logprobs(di_reader *r, const di_json *body) {
     if (is_on) {
         r->req->sampling.n_logprobs = (int32_t)n;
     }
+    return DI_OK;
+}
+
+/* Completions know the number alone, and 0 is of the token itself. What comes back of the prompt has them too. */
+static di_status read_logprobs_count(di_reader *r, const di_json *body) {
+    di_sampling *s = &r->req->sampling;
+    bool has;
+    int64_t n = s->n_logprobs;
+    di_status st = read_ranged_int(r, body, "logprobs", 0, r->options->logprobs_max, &n, &has);
+    if (st == DI_OK) {
+        s->n_logprobs = (int32_t)n;
+        s->n_prompt_logprobs = r->req->echo ? DI_MAX(s->n_prompt_logprobs, s->n_logprobs) : s->n_prompt_logprobs;
+    }
+    return st;
+}
+
+static di_status read_logprobs_mode(di_reader *r, const di_json *body) {
     di_chat_text mode;
     bool has_mode;
-    if (is_vendor) {
-        return DI_OK;
-    }
-    if ((st = di_read_string(r, body, "", "logprobs_mode", &mode, &has_mode)) || !has_mode) {
+    di_status st = di_read_string(r, body, "", "logprobs_mode", &mode, &has_mode);
+    if (st || !has_mode) {
         return st;
     }
     if (!di_text_is(mode, "raw") && !di_text_is(mode, "processed")) {
@@ -259,15 +271,14 @@ static di_status read_logprobs(di_reader *r, const di_json *body) {
     return DI_OK;
 }
 
+static di_status read_logprobs(di_reader *r, const di_json *body) {
+    di_status st = r->req->api == DI_API_COMPLETIONS ? read_logprobs_count(r, body) : read_logprobs_flag(r, body);
+    return st || r->req->vendor_compat ? st : read_logprobs_mode(r, body);
+}
+
 /* ------------------------------------------------------------------ fields that vLLM's users know */
 
-/* A list of token ids, the whole of which is one field. */
-static di_status read_ids(di_reader *r, const di_json *body, const char *key, const int32_t **out, size_t *n) {
-    const di_json *list;
-    di_status st = di_read_array(r, body, "", key, &list);
-    if (st || !list) {
-        return st;
-    }
+di_status di_read_token_ids(di_reader *r, const di_json *list, const char *at, const int32_t **out, size_t *n) {
     size_t len = di_json_array_len(list);
     int32_t *ids = di_arena_calloc(&r->req->arena, len, sizeof *ids);
     if (!ids) {
@@ -275,19 +286,27 @@ static di_status read_ids(di_reader *r, const di_json *body, const char *key, co
     }
     for (size_t i = 0; i < len; i++) {
         const di_json *v = di_json_at(list, i);
-        di_place at = di_place_of("%s[%zu]", key, i);
+        di_place id_at = di_place_of("%s[%zu]", at, i);
         if (!di_json_is(v, DI_JSON_INT) && !di_json_is(v, DI_JSON_UINT)) {
-            return di_refuse_body(r, at.text, "'%s': expected a token id, found %s", at.text, di_json_kind_name(v));
+            return di_refuse_body(r, id_at.text, "'%s': expected a token id, found %s", id_at.text,
+                                  di_json_kind_name(v));
         }
         int64_t id = di_json_is(v, DI_JSON_UINT) ? INT64_MAX : di_json_int(v);
         if (id < 0 || id > INT32_MAX) {
-            return di_refuse(r, at.text, "%s: %lld, expected a token id", at.text, (long long)id);
+            return di_refuse(r, id_at.text, "%s: %lld, expected a token id", id_at.text, (long long)id);
         }
         ids[i] = (int32_t)id;
     }
     *out = ids;
     *n = len;
     return DI_OK;
+}
+
+/* A list of token ids, the whole of which is one field. */
+static di_status read_ids(di_reader *r, const di_json *body, const char *key, const int32_t **out, size_t *n) {
+    const di_json *list;
+    di_status st = di_read_array(r, body, "", key, &list);
+    return st || !list ? st : di_read_token_ids(r, list, key, out, n);
 }
 
 /* A token id as the key of an object: digits alone, without leading zeros, so that no id can come twice. */
@@ -365,7 +384,7 @@ static di_status read_shaping(di_reader *r, const di_json *body) {
         (st = read_logit_bias(r, body)) || (st = read_min_tokens(r, body)) ||
         (st = read_ids(r, body, "stop_token_ids", &s->stop_tokens, &s->n_stop_tokens)) ||
         (st = read_ids(r, body, "forced_token_ids", &q->forced, &q->n_forced)) ||
-        (st = read_ranged_int(r, body, "prompt_logprobs", -1, LOGPROBS_MAX, &n_prompt_logprobs, &has))) {
+        (st = read_ranged_int(r, body, "prompt_logprobs", -1, r->options->logprobs_max, &n_prompt_logprobs, &has))) {
         return st;
     }
     s->n_prompt_logprobs = (int32_t)n_prompt_logprobs;

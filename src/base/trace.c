@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +18,7 @@
 #include "json.h"
 #include "strbuf.h"
 
-enum { BUFFER_BYTES = 64 * 1024 };
+enum { BUFFER_BYTES = 64 * 1024, NAMES_MAX = 16 };
 
 static const char HEAD[] = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
 static const char END[] = "\n]}\n";
@@ -31,6 +32,14 @@ typedef struct writer {
     off_t offset;  /* of what buf holds. lock: lock */
     di_strbuf buf; /* whole events that are not in the file yet. lock: lock */
     int failure;   /* errno of the first write that failed; 0: none. lock: lock */
+    /* Of rows, to be written at the head of each file. lock: lock */
+    struct {
+        int thread;
+        char *name; /* owned */
+    } names[NAMES_MAX];
+    int n_names;
+    bool is_open;       /* lock: lock */
+    _Atomic bool is_on; /* the same, for a look without the lock */
 } writer;
 
 struct di_trace {
@@ -68,52 +77,100 @@ static void flush(writer *w, bool is_last) {
     di_strbuf_reset(&w->buf);
 }
 
-di_status di_trace_open(di_trace **out, const char *path, di_error *err) {
-    *out = NULL;
+di_status di_trace_create(di_trace **out, di_error *err) {
     di_trace *trace = calloc(1, sizeof *trace);
     writer *w = calloc(1, sizeof *w);
-    char *copy = strdup(path);
-    if (!trace || !w || !copy) {
+    *out = NULL;
+    if (!trace || !w) {
         free(trace);
         free(w);
-        free(copy);
+        return di_fail(err, DI_ERR_MEMORY, "trace");
+    }
+    pthread_mutex_init(&w->lock, NULL);
+    trace->w = w;
+    *out = trace;
+    return DI_OK;
+}
+
+static void put_thread(writer *w, int thread, const char *name);
+
+di_status di_trace_start(di_trace *trace, const char *path, di_error *err) {
+    writer *w = trace->w;
+    char *copy = strdup(path);
+    if (!copy)
         return di_fail(err, DI_ERR_MEMORY, "trace file '%s'", path);
+    pthread_mutex_lock(&w->lock);
+    if (w->is_open) {
+        pthread_mutex_unlock(&w->lock);
+        free(copy);
+        return di_fail(err, DI_ERR_BUSY, "a trace is being written already");
     }
     int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd < 0) {
         int code = errno;
-        free(trace);
-        free(w);
+        pthread_mutex_unlock(&w->lock);
         free(copy);
         return di_fail(err, DI_ERR_IO, "trace file '%s': %s", path, strerrordesc_np(code));
     }
-    *w = (writer){.fd = fd, .path = copy, .pid = (int)getpid(), .is_seekable = lseek(fd, 0, SEEK_CUR) >= 0};
-    pthread_mutex_init(&w->lock, NULL);
-    trace->w = w;
+    w->fd = fd;
+    w->path = copy;
+    w->pid = (int)getpid();
+    w->is_seekable = lseek(fd, 0, SEEK_CUR) >= 0;
+    w->offset = 0;
+    w->failure = 0;
     di_strbuf_append(&w->buf, HEAD, sizeof HEAD - 1);
     di_strbuf_printf(&w->buf,
                      "{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"args\":{\"name\":\"deepinfer\"}}",
                      w->pid);
+    for (int i = 0; i < w->n_names; i++)
+        put_thread(w, w->names[i].thread, w->names[i].name);
     flush(w, false);
-    *out = trace;
+    w->is_open = true;
+    atomic_store(&w->is_on, true);
+    pthread_mutex_unlock(&w->lock);
     return DI_OK;
+}
+
+di_status di_trace_stop(di_trace *trace, di_error *err) {
+    writer *w = trace->w;
+    di_status st = DI_OK;
+    pthread_mutex_lock(&w->lock);
+    if (w->is_open) {
+        atomic_store(&w->is_on, false);
+        w->is_open = false;
+        flush(w, true);
+        if (close(w->fd) != 0 && w->failure == 0)
+            w->failure = errno;
+        if (w->failure) {
+            st = di_fail(err, w->failure == ENOSPC || w->failure == EDQUOT ? DI_ERR_DISK : DI_ERR_IO,
+                         "trace file '%s' is incomplete: %s", w->path, strerrordesc_np(w->failure));
+        }
+        free(w->path);
+        w->path = NULL;
+    }
+    pthread_mutex_unlock(&w->lock);
+    return st;
+}
+
+di_status di_trace_open(di_trace **out, const char *path, di_error *err) {
+    di_error ignored;
+    di_status st = di_trace_create(out, err);
+    if (!st && (st = di_trace_start(*out, path, err))) {
+        (void)di_trace_close(*out, &ignored);
+        *out = NULL;
+    }
+    return st;
 }
 
 di_status di_trace_close(di_trace *trace, di_error *err) {
     if (!trace)
         return DI_OK;
     writer *w = trace->w;
-    flush(w, true);
-    if (close(w->fd) != 0 && w->failure == 0)
-        w->failure = errno;
-    di_status st = DI_OK;
-    if (w->failure) {
-        st = di_fail(err, w->failure == ENOSPC || w->failure == EDQUOT ? DI_ERR_DISK : DI_ERR_IO,
-                     "trace file '%s' is incomplete: %s", w->path, strerrordesc_np(w->failure));
-    }
+    di_status st = di_trace_stop(trace, err);
     pthread_mutex_destroy(&w->lock);
     di_strbuf_deinit(&w->buf);
-    free(w->path);
+    for (int i = 0; i < w->n_names; i++)
+        free(w->names[i].name);
     free(w);
     free(trace);
     return st;
@@ -145,13 +202,8 @@ static void put_us(di_strbuf *out, const char *key, int64_t ns) {
     di_strbuf_append(out, fraction, sizeof fraction);
 }
 
-/* Takes the lock and starts an event; false when the trace has failed, without the lock. */
-static bool begin(writer *w, const char *name, char phase, int thread) {
-    pthread_mutex_lock(&w->lock);
-    if (w->failure) {
-        pthread_mutex_unlock(&w->lock);
-        return false;
-    }
+/* With the lock held: the beginning of an event. */
+static void put_head(writer *w, const char *name, char phase, int thread) {
     di_strbuf_puts(&w->buf, ",\n{\"name\":");
     di_json_write_string(&w->buf, name, strlen(name));
     di_strbuf_puts(&w->buf, ",\"ph\":\"");
@@ -160,6 +212,19 @@ static bool begin(writer *w, const char *name, char phase, int thread) {
     put_int(&w->buf, w->pid);
     di_strbuf_puts(&w->buf, ",\"tid\":");
     put_int(&w->buf, thread);
+}
+
+/* Takes the lock and starts an event; false when the trace is off or has failed, without the lock. */
+static bool begin(const di_trace *trace, const char *name, char phase, int thread) {
+    if (!trace || !atomic_load_explicit(&trace->w->is_on, memory_order_relaxed))
+        return false;
+    writer *w = trace->w;
+    pthread_mutex_lock(&w->lock);
+    if (!w->is_open || w->failure) {
+        pthread_mutex_unlock(&w->lock);
+        return false;
+    }
+    put_head(w, name, phase, thread);
     return true;
 }
 
@@ -184,18 +249,33 @@ static void put_args(di_strbuf *out, int n_args, const di_trace_arg *args) {
     di_strbuf_putc(out, '}');
 }
 
+static void put_thread(writer *w, int thread, const char *name) {
+    put_head(w, "thread_name", 'M', thread);
+    di_strbuf_puts(&w->buf, ",\"args\":{\"name\":");
+    di_json_write_string(&w->buf, name, strlen(name));
+    di_strbuf_puts(&w->buf, "}}");
+}
+
 void di_trace_thread(const di_trace *trace, int thread, const char *name) {
-    if (!trace || !begin(trace->w, "thread_name", 'M', thread))
+    char *copy = trace ? strdup(name) : NULL;
+    if (!copy)
         return;
-    di_strbuf_puts(&trace->w->buf, ",\"args\":{\"name\":");
-    di_json_write_string(&trace->w->buf, name, strlen(name));
-    di_strbuf_putc(&trace->w->buf, '}');
-    end(trace->w);
+    writer *w = trace->w;
+    pthread_mutex_lock(&w->lock);
+    if (w->is_open && !w->failure)
+        put_thread(w, thread, name);
+    if (w->n_names < NAMES_MAX) {
+        w->names[w->n_names].thread = thread;
+        w->names[w->n_names++].name = copy;
+        copy = NULL;
+    }
+    pthread_mutex_unlock(&w->lock);
+    free(copy);
 }
 
 void di_trace_span(const di_trace *trace, int thread, const char *name, int64_t start_ns, int64_t end_ns, int n_args,
                    const di_trace_arg *args) {
-    if (!trace || !begin(trace->w, name, 'X', thread))
+    if (!begin(trace, name, 'X', thread))
         return;
     put_us(&trace->w->buf, ",\"ts\":", start_ns);
     put_us(&trace->w->buf, ",\"dur\":", end_ns - start_ns);
@@ -205,7 +285,7 @@ void di_trace_span(const di_trace *trace, int thread, const char *name, int64_t 
 
 void di_trace_instant(const di_trace *trace, int thread, const char *name, int64_t at_ns, int n_args,
                       const di_trace_arg *args) {
-    if (!trace || !begin(trace->w, name, 'i', thread))
+    if (!begin(trace, name, 'i', thread))
         return;
     put_us(&trace->w->buf, ",\"ts\":", at_ns);
     di_strbuf_puts(&trace->w->buf, ",\"s\":\"t\"");
@@ -214,7 +294,7 @@ void di_trace_instant(const di_trace *trace, int thread, const char *name, int64
 }
 
 void di_trace_counter(const di_trace *trace, const char *name, int64_t at_ns, int n_args, const di_trace_arg *args) {
-    if (!trace || n_args <= 0 || !begin(trace->w, name, 'C', 0))
+    if (n_args <= 0 || !begin(trace, name, 'C', 0))
         return;
     put_us(&trace->w->buf, ",\"ts\":", at_ns);
     put_args(&trace->w->buf, n_args, args);

@@ -20,10 +20,28 @@ static void check_error(const di_request *request, di_status st, const di_error 
     di_request_error_json(&text, request, st, err);
     require(di_json_parse(&v, text.data, text.len, NULL) == DI_OK);
     di_json_free(v);
+    di_strbuf_reset(&text);
+    di_api_error_json(&text, request->api, 400, err->message, request->param, NULL);
+    require(di_json_parse(&v, text.data, text.len, NULL) == DI_OK);
+    di_json_free(v);
     di_strbuf_deinit(&text);
 }
 
+/* Completions: every prompt is a text or ids, and there are not more choices than can be counted. */
+static void check_prompts(const di_request *request, di_prompt *prompt) {
+    if (request->api != DI_API_COMPLETIONS) {
+        return;
+    }
+    require(request->n_prompts >= 1 && request->prompts && request->input != DI_INPUT_CHAT);
+    require(request->n >= 1 && (size_t)request->n * request->n_prompts <= 4096);
+    for (size_t i = 0; i < request->n_prompts; i++) {
+        require(di_request_encode_prompt(request, i, NULL, NULL, prompt, NULL, NULL) == DI_OK);
+        require(prompt->n_marks == 0);
+    }
+}
+
 static void check_prompt(const di_request *request, di_prompt *prompt) {
+    check_prompts(request, prompt);
     require(di_request_encode(request, NULL, NULL, prompt, NULL, NULL) == DI_OK);
     size_t at = 0, n_images = 0;
     for (size_t i = 0; i < prompt->n_marks; i++) {
@@ -42,7 +60,7 @@ static void check_prompt(const di_request *request, di_prompt *prompt) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     di_prompt prompt = {0};
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 10; i++) {
         di_request_options options;
         di_request_options_init(&options, i & 1);
         di_request request;

@@ -3,7 +3,8 @@
  *
  * A `parse` row goes through the parser whole, by its own splits, byte by byte and by random splits, and each way must
  * give its events, message and reason. A `protocol` row goes through the stream of its API, and every event and the
- * response must be equal byte for byte, the order of keys included, but for ids. */
+ * response must be equal byte for byte, the order of keys included, but for ids; as server-sent events it must be the
+ * same bytes whether pieces of text are written straight or made of values, by whatever splits. */
 #include "harness.h"
 
 #include "api/api.h"
@@ -402,14 +403,18 @@ static bool asks_for_thinking(const di_json *request) {
     return type != NULL ? strcmp(type, "enabled") == 0 : strcmp(effort, "none") != 0;
 }
 
-static void protocol_row(const di_json *row) {
-    static size_t splits[SPLITS_MAX];
-    const char *id = name_of(row, "id"), *api = name_of(row, "api");
-    const di_json *request = di_json_get(row, "request"), *expect = di_json_get(row, "expect");
-    di_reply_protocol protocol = strcmp(api, "chat") == 0        ? DI_REPLY_CHAT
-                                 : strcmp(api, "responses") == 0 ? DI_REPLY_RESPONSES
-                                                                 : DI_REPLY_MESSAGES;
-    size_t n_splits = read_splits(row, splits);
+static di_reply_protocol protocol_of(const di_json *row) {
+    const char *api = name_of(row, "api");
+    return strcmp(api, "chat") == 0        ? DI_REPLY_CHAT
+           : strcmp(api, "responses") == 0 ? DI_REPLY_RESPONSES
+                                           : DI_REPLY_MESSAGES;
+}
+
+/* Runs the row's text by these splits through a stream, which the caller destroys. */
+static di_reply_stream *run_protocol(const di_json *row, const size_t *splits, size_t n_splits, di_reply_sink sink,
+                                     void *user) {
+    const di_json *request = di_json_get(row, "request");
+    di_reply_protocol protocol = protocol_of(row);
     /* What the recording backend counted: a prompt of 7 tokens, 2 of them cached, and 2 tokens a chunk. */
     di_reply_usage usage = {.prompt_tokens = 7,
                             .cached_tokens = 2,
@@ -421,11 +426,10 @@ static void protocol_row(const di_json *row) {
                           .has_chunk_usage = true,
                           .seed = 5,
                           .request = protocol == DI_REPLY_RESPONSES ? request : NULL};
-    sent s = {.events = di_json_new_array()};
     di_reply_stream *stream;
     di_parser *parser;
     di_error err;
-    di_test_ok(di_reply_stream_create(&stream, protocol, &head, keep_event, &s, &err), &err);
+    di_test_ok(di_reply_stream_create(&stream, protocol, &head, sink, user, &err), &err);
     di_parser_options po = {.stage = head.has_reasoning ? DI_CHAT_STAGE_REASONING : DI_CHAT_STAGE_CONTENT,
                             .has_tools = true};
     di_test_ok(di_parser_create(&parser, &po, di_reply_stream_push, stream, &err), &err);
@@ -433,7 +437,17 @@ static void protocol_row(const di_json *row) {
     push(parser, text_of(row, "text"), splits, n_splits);
     di_finish finish = di_parser_finish_reason(parser, read_finish(row));
     di_test_ok(di_reply_stream_finish(stream, finish, NULL, &usage, 0, &err), &err);
+    di_parser_destroy(parser);
+    return stream;
+}
 
+static void protocol_row(const di_json *row) {
+    static size_t splits[SPLITS_MAX];
+    const char *id = name_of(row, "id");
+    const di_json *expect = di_json_get(row, "expect");
+    size_t n_splits = read_splits(row, splits);
+    sent s = {.events = di_json_new_array()};
+    di_reply_stream *stream = run_protocol(row, splits, n_splits, keep_event, &s);
     const di_json *events = di_json_get(expect, "events");
     for (size_t i = 0; i < DI_MIN(di_json_array_len(events), di_json_array_len(s.events)); i++) {
         assert_written_same(id, "event", di_json_at(s.events, i), di_json_at(events, i));
@@ -445,7 +459,6 @@ static void protocol_row(const di_json *row) {
     di_json_free(response);
     di_json_free(plain);
     di_json_free(s.events);
-    di_parser_destroy(parser);
     di_reply_stream_destroy(stream);
 }
 
@@ -454,5 +467,43 @@ static void protocol_rows_give_the_recorded_events(void **state) {
     assert_int_equal(for_rows("protocol", protocol_row), 36);
 }
 
+/* The sink of server-sent events under another address: a stream then makes every event of values. */
+static di_status send_values(void *user, const char *event, const di_json *data, di_error *err) {
+    return di_reply_sse_sink(user, event, data, err);
+}
+
+static void check_written(const di_json *row, const size_t *splits, size_t n_splits) {
+    di_strbuf straight = {0}, values = {0};
+    di_reply_stream_destroy(run_protocol(row, splits, n_splits, di_reply_sse_sink, &straight));
+    di_reply_stream_destroy(run_protocol(row, splits, n_splits, send_values, &values));
+    if (strcmp(di_strbuf_str(&straight), di_strbuf_str(&values)) != 0) {
+        fail_msg("%s: written\n%s\nof values\n%s", name_of(row, "id"), straight.data, values.data);
+    }
+    assert_int_equal(straight.len, values.len);
+    di_strbuf_deinit(&straight);
+    di_strbuf_deinit(&values);
+}
+
+static void written_row(const di_json *row) {
+    static size_t splits[SPLITS_MAX];
+    size_t len = text_of(row, "text").len;
+    check_written(row, splits, read_splits(row, splits));
+    uint64_t rng = di_hash_fnv1a(name_of(row, "id"), strlen(name_of(row, "id")));
+    for (int run = 0; run < N_RANDOM_SPLITS; run++) {
+        size_t n = 0, at = 0;
+        while ((at += (size_t)di_test_random_range(&rng, run == 0 ? 1 : 0, run < 4 ? 1 + run : 60)) < len &&
+               n < SPLITS_MAX) {
+            splits[n++] = at;
+        }
+        check_written(row, splits, n);
+    }
+}
+
+static void protocol_rows_are_written_as_their_values(void **state) {
+    (void)state;
+    assert_int_equal(for_rows("protocol", written_row), 36);
+}
+
 DI_TEST_GROUP(chat_parse, cmocka_unit_test(parse_rows_hold_for_any_splits),
-              cmocka_unit_test(protocol_rows_give_the_recorded_events));
+              cmocka_unit_test(protocol_rows_give_the_recorded_events),
+              cmocka_unit_test(protocol_rows_are_written_as_their_values));

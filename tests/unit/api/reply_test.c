@@ -1,6 +1,6 @@
 /* Messages and protocol events beyond the recorded vectors: ids, bad input, stop strings, cut calls, custom and
- * namespaced tools, several choices, log-probabilities, failures. Forms of events that no vector shows follow the
- * public APIs. */
+ * namespaced tools, several choices, usage, failures. Forms of events that no vector shows follow the public APIs.
+ * Completions are in reply_completions_test.c, log-probabilities in reply_logprobs_test.c. */
 #include "harness.h"
 
 #include "api/api.h"
@@ -211,27 +211,6 @@ static void chat_says_usage_only_when_asked_or_last(void **state) {
     rig_close(&r);
 }
 
-static void chat_logprobs_go_with_their_text(void **state) {
-    (void)state;
-    rig r;
-    di_error err;
-    rig_open(&r, DI_REPLY_CHAT, &head_plain);
-    for (int i = 0; i < 2; i++) {
-        di_json *entries = di_json_new_array();
-        assert_true(di_json_append(entries, di_json_new_int(i)));
-        di_test_ok(di_reply_stream_logprobs(r.stream, entries, &err), &err);
-    }
-    rig_push(&r, "hi");
-    assert_contains(r.wire.text.data, "\"logprobs\":{\"content\":[0,1],\"refusal\":null}");
-    di_strbuf_reset(&r.wire.text);
-    rig_push(&r, "ho");
-    assert_contains(r.wire.text.data, "\"logprobs\":null");
-    rig_finish(&r, DI_FINISH_LENGTH, NULL);
-    assert_contains(response_text(r.stream),
-                    "\"logprobs\":{\"content\":[0,1],\"refusal\":null},\"finish_reason\":\"length\"");
-    rig_close(&r);
-}
-
 static void chat_joins_several_choices(void **state) {
     (void)state;
     rig r[2];
@@ -249,7 +228,7 @@ static void chat_joins_several_choices(void **state) {
     assert_contains(r[1].wire.text.data, "\"choices\":[{\"index\":1,");
     assert_contains(r[1].wire.text.data, "[DONE]");
     const di_reply_stream *both[] = {r[0].stream, r[1].stream};
-    di_json *response = di_reply_chat_response(both, 2, &used);
+    di_json *response = di_reply_choices_response(both, 2, &used);
     const di_json *choices = di_json_get(response, "choices");
     assert_int_equal(di_json_array_len(choices), 2);
     for (size_t i = 0; i < 2; i++) {
@@ -261,6 +240,30 @@ static void chat_joins_several_choices(void **state) {
     di_json_free(response);
     rig_close(&r[0]);
     rig_close(&r[1]);
+}
+
+static void chat_usage_has_details_on_demand(void **state) {
+    (void)state;
+    rig r;
+    di_error err;
+    di_reply_head head = head_plain;
+    head.has_details = true;
+    const di_reply_usage usage = {.prompt_tokens = 10,
+                                  .cached_tokens = 4,
+                                  .completion_tokens = 6,
+                                  .reasoning_tokens = 2,
+                                  .accepted_tokens = 3,
+                                  .rejected_tokens = 1};
+    static const char want[] =
+        "\"usage\":{\"prompt_tokens\":10,\"completion_tokens\":6,\"total_tokens\":16,"
+        "\"prompt_tokens_details\":{\"cached_tokens\":4},\"completion_tokens_details\":{\"reasoning_tokens\":2,"
+        "\"accepted_prediction_tokens\":3,\"rejected_prediction_tokens\":1},\"prompt_cache_hit_tokens\":4,";
+    rig_open(&r, DI_REPLY_CHAT, &head);
+    di_test_ok(di_parser_finish(r.parser, &err), &err);
+    di_test_ok(di_reply_stream_finish(r.stream, DI_FINISH_STOP, NULL, &usage, 0, &err), &err);
+    assert_contains(r.wire.text.data, want);
+    assert_contains(response_text(r.stream), want);
+    rig_close(&r);
 }
 
 static void chat_failure_is_an_error_object(void **state) {
@@ -288,7 +291,7 @@ static void a_gone_client_ends_the_parse(void **state) {
 
 static void without_a_sink_a_stream_gathers(void **state) {
     (void)state;
-    for (int protocol = DI_REPLY_CHAT; protocol <= DI_REPLY_MESSAGES; protocol++) {
+    for (int protocol = DI_REPLY_CHAT; protocol <= DI_REPLY_COMPLETIONS; protocol++) {
         di_reply_stream *stream;
         di_parser *parser;
         di_error err;
@@ -466,7 +469,7 @@ static void responses_failure_closes_the_item(void **state) {
 DI_TEST_GROUP(reply, cmocka_unit_test(message_has_the_form_of_chat_completions), cmocka_unit_test(message_of_nothing),
               cmocka_unit_test(ill_formed_text_is_repaired_as_a_whole), cmocka_unit_test(ids_come_from_the_seed),
               cmocka_unit_test(chat_says_usage_only_when_asked_or_last),
-              cmocka_unit_test(chat_logprobs_go_with_their_text), cmocka_unit_test(chat_joins_several_choices),
+              cmocka_unit_test(chat_usage_has_details_on_demand), cmocka_unit_test(chat_joins_several_choices),
               cmocka_unit_test(chat_failure_is_an_error_object), cmocka_unit_test(a_gone_client_ends_the_parse),
               cmocka_unit_test(without_a_sink_a_stream_gathers), cmocka_unit_test(messages_name_the_stop_string),
               cmocka_unit_test(messages_input_of_bad_arguments_is_empty),

@@ -228,7 +228,41 @@ static void files_that_cannot_be_written_are_named(void **state) {
     assert_contains(err.message, "/dev/full");
 }
 
-DI_TEST_GROUP(trace, cmocka_unit_test(events_have_the_fields_of_the_format),
+/* One trace into two files, one after the other; names of rows are in both, events between them in none. */
+static void a_trace_can_be_started_again(void **state) {
+    (void)state;
+    const char *first = di_test_tmp("first.json"), *second = di_test_tmp("second.json");
+    di_error err = {0};
+    di_trace *trace;
+    di_strbuf text = {0};
+    di_test_ok(di_trace_create(&trace, &err), &err);
+    di_trace_thread(trace, 2, "runner");
+    di_trace_instant(trace, 2, "before", 1000, 0, NULL);
+    di_test_ok(di_trace_start(trace, first, &err), &err);
+    assert_int_equal(di_trace_start(trace, second, &err), DI_ERR_BUSY);
+    di_trace_instant(trace, 2, "within", 2000, 0, NULL);
+    di_test_ok(di_trace_stop(trace, &err), &err);
+    di_trace_instant(trace, 2, "between", 3000, 0, NULL);
+    di_test_ok(di_trace_stop(trace, &err), &err); /* off already */
+    di_test_ok(di_trace_start(trace, second, &err), &err);
+    di_test_ok(di_trace_close(trace, &err), &err);
+    for (int i = 0; i < 2; i++) {
+        di_json *json = NULL;
+        di_strbuf_reset(&text);
+        di_test_ok(di_file_read(i ? second : first, 1 << 20, &text, &err), &err);
+        di_test_ok(di_json_parse(&json, text.data, text.len, &err), &err);
+        assert_int_equal(di_json_array_len(di_json_get(json, "traceEvents")), i ? 2 : 3);
+        assert_contains(text.data, "\"runner\"");
+        assert_int_equal(strstr(text.data, "within") != NULL, !i);
+        assert_null(strstr(text.data, "before"));
+        assert_null(strstr(text.data, "between"));
+        di_json_free(json);
+    }
+    di_strbuf_deinit(&text);
+}
+
+DI_TEST_GROUP(trace, cmocka_unit_test(a_trace_can_be_started_again),
+              cmocka_unit_test(events_have_the_fields_of_the_format),
               cmocka_unit_test(the_file_is_complete_while_it_is_written), cmocka_unit_test(threads_write_whole_events),
               cmocka_unit_test(a_trace_that_is_off_takes_everything), cmocka_unit_test(an_old_file_is_replaced),
               cmocka_unit_test(a_pipe_gets_its_end_at_close), cmocka_unit_test(files_that_cannot_be_written_are_named));

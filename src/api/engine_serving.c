@@ -1,0 +1,72 @@
+/* Requests that the engine and a server share, and traces on demand (serving.h). */
+#include "engine_api.h"
+
+/* Alternatives to a token that a reply may have: a body of a few bytes must not make one of gigabytes. */
+enum { LOGPROBS_MAX = 20 };
+
+di_status di_shared_request_create(di_shared_request **out, di_error *err) {
+    di_shared_request *s = calloc(1, sizeof *s);
+    if (!s)
+        return di_fail(err, DI_ERR_MEMORY, "request");
+    atomic_store(&s->n_refs, 1);
+    *out = s;
+    return DI_OK;
+}
+
+const di_request *di_shared_request_get(const di_shared_request *s) {
+    return &s->request;
+}
+
+di_shared_request *di_shared_request_acquire(di_shared_request *s) {
+    atomic_fetch_add(&s->n_refs, 1);
+    return s;
+}
+
+void di_shared_request_release(di_shared_request *s) {
+    if (!s || atomic_fetch_sub(&s->n_refs, 1) > 1)
+        return;
+    di_request_deinit(&s->request);
+    free(s);
+}
+
+di_status di_engine_request_check(const di_engine *e, const di_request *q, di_error *err) {
+    di_status st = di_line_check(q, err);
+    bool is_chat = q->input == DI_INPUT_CHAT;
+    if (!st && q->input != DI_INPUT_IDS && !(e->loaded.tok && (e->has_vocab || !is_chat)))
+        st = di_fail(err, DI_ERR_REQUEST, "%s", e->vocab_error.message);
+    return st;
+}
+
+di_status di_engine_request_open(di_engine *e, di_api_kind api, const char *body, size_t len, di_shared_request **out,
+                                 di_error *err) {
+    *out = NULL;
+    di_status st = di_shared_request_create(out, err);
+    if (st)
+        return st;
+    di_request_options options = e->defaults;
+    options.logprobs_max = LOGPROBS_MAX;
+    st = di_request_parse(&(*out)->request, api, body, len, &options, err);
+    if (!st)
+        st = di_engine_request_check(e, &(*out)->request, err);
+    if (st)
+        atomic_fetch_add(&e->n_refused_invalid, 1);
+    return st;
+}
+
+di_status di_engine_request_encode(di_engine *e, const di_shared_request *s, size_t prompt_idx, di_prompt *prompt,
+                                   di_ids *ids, di_error *err) {
+    return di_request_encode_prompt(&s->request, prompt_idx, e->loaded.tok, &e->vocab, prompt, ids, err);
+}
+
+di_status di_engine_warm(di_engine *e, di_error *err) {
+    const di_grammar_vocab *vocab;
+    return e->loaded.tok ? di_constrainer_vocab(&e->constrainer, &vocab, err) : DI_OK;
+}
+
+di_status di_engine_trace_start(di_engine *e, const char *path, di_error *err) {
+    return di_trace_start(e->trace, path, err);
+}
+
+di_status di_engine_trace_stop(di_engine *e, di_error *err) {
+    return di_trace_stop(e->trace, err);
+}
