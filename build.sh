@@ -11,7 +11,7 @@
 set -eu
 cd "$(dirname "$0")"
 
-packages="gcc libc6-dev cmake ninja-build pkg-config python3 libjansson-dev libpcre2-dev libunistring-dev libxxhash-dev libedit-dev libcmocka-dev"
+packages="gcc libc6-dev cmake ninja-build pkg-config python3 libjansson-dev libpcre2-dev libunistring-dev libxxhash-dev libedit-dev libmicrohttpd-dev libcurl4-gnutls-dev libcmocka-dev"
 default_prompt="Tell me a story about a little fox."
 
 fail() {

@@ -58,6 +58,15 @@ di_status di_engine_request_encode(di_engine *e, const di_shared_request *s, siz
     return di_request_encode_prompt(&s->request, prompt_idx, e->loaded.tok, &e->vocab, prompt, ids, err);
 }
 
+di_status di_engine_ids_check(const di_engine *e, const di_ids *ids, di_error *err) {
+    for (size_t i = 0; i < ids->len; i++) {
+        if (ids->data[i] < 0 || ids->data[i] >= e->loaded.config.vocab)
+            return di_fail(err, DI_ERR_REQUEST, "prompt token %zu is %d, the vocabulary has 0 to %d", i, ids->data[i],
+                           e->loaded.config.vocab - 1);
+    }
+    return DI_OK;
+}
+
 di_status di_engine_warm(di_engine *e, di_error *err) {
     const di_grammar_vocab *vocab;
     return e->loaded.tok ? di_constrainer_vocab(&e->constrainer, &vocab, err) : DI_OK;

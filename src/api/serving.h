@@ -27,6 +27,9 @@ void di_shared_request_release(di_shared_request *shared); /* NULL is fine */
 di_status di_engine_request_encode(di_engine *engine, const di_shared_request *shared, size_t prompt_idx,
                                    di_prompt *prompt, di_ids *ids, di_error *err);
 
+/* Whether the model has all of these ids; the engine itself finds out when it takes a prompt. DI_ERR_REQUEST. */
+di_status di_engine_ids_check(const di_engine *engine, const di_ids *ids, di_error *err);
+
 /* What a server adds to what the body says. */
 typedef struct di_serving_options {
     const char *caller; /* who asks, for fair shares; NULL: what the body says */

@@ -13,11 +13,12 @@ static const struct {
     [DI_GROUP_SAMPLING] = {"Sampling", "Defaults of requests that don't name these themselves."},
     [DI_GROUP_ENGINE] = {"Engine", "How requests are run, within which memory."},
     [DI_GROUP_CPU] = {"Processor", "How the processor computes; none of these changes a result."},
+    [DI_GROUP_SERVER] = {"Server", "Where it listens, who may ask, and what it puts up with."},
     [DI_GROUP_OUTPUT] = {"Output", "In which form results are printed."},
 };
 
 static const char *const command_names[] = {"run",   "chat", "bench",   "tokenize", "encode",
-                                            "parse", "info", "version", "grammar"};
+                                            "parse", "info", "version", "grammar",  "serve"};
 
 const char *di_command_name(unsigned command) {
     for (size_t i = 0; i < DI_COUNT(command_names); i++) {

@@ -112,6 +112,7 @@ static bool is_job_done(di_pool *pool, int64_t n_parts) {
 static void *worker_main(void *arg) {
     worker *self = arg;
     di_pool *pool = self->pool;
+    (void)pthread_setname_np(pthread_self(), "compute");
     if (pool->worker_start) {
         pool->worker_start();
     }

@@ -37,7 +37,7 @@ di_status di_bench_bandwidth(di_bench *b, double *out, di_error *err);
 /* Operations per second of bf16 products that the device's threads together can do at most, by its own probe. */
 di_status di_bench_peak(di_bench *b, const di_device_ops *ops, di_device *device, double *out, di_error *err);
 
-/* The benches: kernels, model (prefill, decode), batch, scheduler, speculative, grammar and tokenizer. */
+/* The benches: kernels, model (prefill, decode), batch, scheduler, speculative, grammar, tokenizer and serve. */
 di_status di_bench_kernels(di_bench *b, di_error *err);
 di_status di_bench_prefill(di_bench *b, di_error *err);
 di_status di_bench_decode(di_bench *b, di_error *err);
@@ -46,6 +46,7 @@ di_status di_bench_scheduler(di_bench *b, di_error *err);
 di_status di_bench_speculative(di_bench *b, di_error *err);
 di_status di_bench_grammar(di_bench *b, di_error *err);
 di_status di_bench_tokenizer(di_bench *b, di_error *err);
+di_status di_bench_serve(di_bench *b, di_error *err);
 /* The rows of bench grammar that run the model. */
 di_status di_bench_grammar_engine(di_bench *b, di_error *err);
 

@@ -10,6 +10,7 @@
 /* Each returns the exit status of the program. opt->model is never NULL. */
 int di_cmd_run(const di_options *opt);
 int di_cmd_chat(const di_options *opt);
+int di_cmd_serve(const di_options *opt);
 int di_cmd_bench(const di_options *opt);
 int di_cmd_tokenize(const di_options *opt);
 int di_cmd_encode(const di_options *opt);

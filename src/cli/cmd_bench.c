@@ -12,7 +12,7 @@ typedef struct bench_entry {
 static const bench_entry benches[] = {
     {"kernels", di_bench_kernels}, {"prefill", di_bench_prefill},     {"decode", di_bench_decode},
     {"batch", di_bench_batch},     {"scheduler", di_bench_scheduler}, {"speculative", di_bench_speculative},
-    {"grammar", di_bench_grammar}, {"tokenizer", di_bench_tokenizer},
+    {"grammar", di_bench_grammar}, {"tokenizer", di_bench_tokenizer}, {"serve", di_bench_serve},
 };
 
 bool di_bench_wants(di_bench *b, const char *name) {

@@ -28,10 +28,15 @@ static const command commands[] = {
      "by then is kept, and the exit status is 130.\n", di_cmd_run},
     {"chat", DI_COMMAND_CHAT, "", 0, "an interactive conversation",
      "Type a message; /help lists what else can be typed. Ctrl-C stops an answer, Ctrl-D ends.\n", di_cmd_chat},
+    {"serve", DI_COMMAND_SERVE, "", 0, "the HTTP server: OpenAI's and Anthropic's APIs, and a chat page",
+     "Prints the address that it listens on, which is also the address of the chat page, and answers 503 until the model\n"
+     "is loaded. SIGTERM or Ctrl-C lets what runs end and then ends; the second one ends at once. SIGHUP reads the key\n"
+     "file again.\n",
+     di_cmd_serve},
     {"bench", DI_COMMAND_BENCH, "[WHAT [ROW]...]", 33, "measure speed beside this machine's limits",
-     "WHAT is kernels, prefill, decode, batch, scheduler, speculative, grammar or tokenizer; all of them without it. ROW\n"
-     "is the name of a row or its first words, as gemv or gemv_fp8: only these rows are measured, and only what they\n"
-     "need is loaded.\n",
+     "WHAT is kernels, prefill, decode, batch, scheduler, speculative, grammar, tokenizer or serve; all of them without\n"
+     "it. ROW is the name of a row or its first words, as gemv or gemv_fp8: only these rows are measured, and only what\n"
+     "they need is loaded.\n",
      di_cmd_bench},
     {"tokenize", DI_COMMAND_TOKENIZE, "", 0, "texts to token ids and back, as JSON lines",
      "Reads {\"text\":...} or {\"ids\":[...]} a line from standard input, writes {\"ids\":[...]} or {\"text\":...}.\n",

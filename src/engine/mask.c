@@ -101,6 +101,7 @@ struct di_masker {
 
 static void *masker_main(void *arg) {
     di_masker *k = arg;
+    (void)pthread_setname_np(pthread_self(), "engine-mask");
     pthread_mutex_lock(&k->mutex);
     for (;;) {
         while (k->next == k->n && !k->is_stopping)

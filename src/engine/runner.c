@@ -272,6 +272,7 @@ static void run(di_runner *r, di_step *step) {
 
 static void *runner_main(void *arg) {
     di_runner *r = arg;
+    (void)pthread_setname_np(pthread_self(), "engine-run");
     pthread_mutex_lock(&r->mutex);
     for (;;) {
         while (r->n_queued == 0 && !r->is_stopping)

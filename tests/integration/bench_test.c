@@ -42,5 +42,35 @@ static void a_row_that_is_not_there_is_refused(void **state) {
     assert_contains(out, "--batch-invariant: found 'maybe'");
 }
 
+static void a_server_is_measured_by_its_clients(void **state) {
+    (void)state;
+    static const char small[] = "--requests 6 --prompt-tokens 4 --output-tokens 5 --max-model-len 128 --json";
+    char args[256];
+    snprintf(args, sizeof args, "serve closed --clients 3 %s", small);
+    assert_int_equal(bench(args), 0);
+    assert_contains(out, "\"name\":\"closed_3_ttft_p50\"");
+    assert_contains(out, "\"name\":\"closed_3_throughput\"");
+    assert_int_equal(count_rows(), 6);
+    snprintf(args, sizeof args, "serve ttft goodput refused --rate 200 %s", small);
+    assert_int_equal(bench(args), 0);
+    assert_contains(out, "\"name\":\"ttft_p99\"");
+    assert_contains(out, "\"name\":\"goodput\"");
+    assert_contains(out, "\"name\":\"refused\",\"value\":0,");
+    assert_int_equal(count_rows(), 5);
+}
+
+static void a_server_that_cannot_be_measured_is_an_error(void **state) {
+    (void)state;
+    assert_int_equal(bench("serve ttft --url http://127.0.0.1:1/v1/"), 1);
+    assert_contains(out, "'http://127.0.0.1:1/v1/models': ");
+    /* the C API beside it is there only in one process */
+    assert_int_equal(bench("serve serve_cost --url http://127.0.0.1:1"), 2);
+    assert_contains(out, "is no row nor the first words of one");
+    assert_int_equal(bench("serve --dummy-layers 1"), 2);
+    assert_contains(out, "no text to stream");
+}
+
 DI_TEST_GROUP(bench, cmocka_unit_test(only_the_rows_named_are_measured),
-              cmocka_unit_test(a_row_that_is_not_there_is_refused));
+              cmocka_unit_test(a_row_that_is_not_there_is_refused),
+              cmocka_unit_test(a_server_is_measured_by_its_clients),
+              cmocka_unit_test(a_server_that_cannot_be_measured_is_an_error));

@@ -23,7 +23,7 @@ BELOW = {
     "model": ["backend"],
     "engine": ["model", "text"],
     "api": ["engine", "text"],
-    "cli": ["api"],
+    "cli": ["server"],
     "server": ["api"],
 }
 
@@ -38,6 +38,8 @@ LIBRARY_HOMES = {
     "unictype.h": ["text", "engine"],
     "unicase.h": ["text", "engine"],
     "xxhash.h": ["engine"],
+    "curl/curl.h": ["cli"],
+    "microhttpd.h": ["server"],
     "cmocka.h": [],
 }
 

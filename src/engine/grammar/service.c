@@ -594,6 +594,7 @@ static void run(di_grammar_service *s, entry *e) {
 
 static void *thread_main(void *arg) {
     di_grammar_service *s = arg;
+    (void)pthread_setname_np(pthread_self(), "engine-grammar");
     pthread_mutex_lock(&s->mutex);
     int index = s->n_entered++;
     while (!s->is_stopping) {
