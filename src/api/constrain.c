@@ -26,7 +26,9 @@ static const char *field_of(const di_request *q) {
     case DI_CONSTRAINT_CHOICE:
         return "choice";
     case DI_CONSTRAINT_JSON:
-        return q->api == DI_API_CHAT || q->api == DI_API_LINE ? "response_format" : "format";
+        return q->api == DI_API_RESPONSES  ? "text.format"
+               : q->api == DI_API_MESSAGES ? "output_config.format"
+                                           : "response_format";
     default:
         return "tools";
     }

@@ -59,9 +59,18 @@ static di_status read_max_tokens(di_reader *r, const di_json *body, const di_fie
     bool has;
     int64_t v = 0;
     di_status st = di_read_int(r, body, "", key, &v, &has);
-    if (st == DI_OK && !has && names->max_tokens_alias && !r->req->vendor_compat) {
-        key = names->max_tokens_alias;
-        st = di_read_int(r, body, "", key, &v, &has);
+    if (st == DI_OK && names->max_tokens_alias && !r->req->vendor_compat) {
+        bool has_alias;
+        int64_t alias = 1;
+        st = di_read_int(r, body, "", names->max_tokens_alias, &alias, &has_alias);
+        if (st == DI_OK && has_alias && !has) {
+            key = names->max_tokens_alias;
+            v = alias;
+            has = true;
+        } else if (st == DI_OK && alias < 1) {
+            return di_refuse(r, names->max_tokens_alias, "%s: %lld, expected 1 or more", names->max_tokens_alias,
+                             (long long)alias);
+        }
     }
     if (st) {
         return st;
@@ -375,9 +384,10 @@ static di_status read_shaping(di_reader *r, const di_json *body) {
     di_sampling *s = &q->sampling;
     bool has;
     int64_t n_prompt_logprobs = s->n_prompt_logprobs;
-    di_status st;
-    if ((st = read_ranged_int(r, body, "n", 1, SAMPLES_MAX, &q->n, &has)) ||
-        (st = read_ranged(r, body, "min_p", 0, false, 1, NULL, &s->min_p, &has)) ||
+    /* The replies of these two have no place for a second sample, and their APIs no such field. */
+    bool is_single = q->api == DI_API_RESPONSES || q->api == DI_API_MESSAGES;
+    di_status st = is_single ? DI_OK : read_ranged_int(r, body, "n", 1, SAMPLES_MAX, &q->n, &has);
+    if (st || (st = read_ranged(r, body, "min_p", 0, false, 1, NULL, &s->min_p, &has)) ||
         (st = read_ranged(r, body, "presence_penalty", -2, false, 2, NULL, &s->presence_penalty, &has)) ||
         (st = read_ranged(r, body, "frequency_penalty", -2, false, 2, NULL, &s->frequency_penalty, &has)) ||
         (st = read_ranged(r, body, "repetition_penalty", 0, true, HUGE_VAL, NULL, &s->repetition_penalty, &has)) ||

@@ -109,9 +109,9 @@ di_status di_bench_ask(void *user, int64_t i, di_strbuf *out, di_error *err) {
     write_words(out, seed, a->n_prompt);
     di_strbuf_puts(out, "\"}]");
     di_strbuf_printf(out,
-                     ",\"max_tokens\":%lld,\"ignore_eos\":true,\"temperature\":0,\"stream\":true,\"stream_options\":"
-                     "{\"include_usage\":true}",
-                     (long long)a->n_output);
+                     ",\"max_tokens\":%lld,\"min_tokens\":%lld,\"ignore_eos\":true,\"temperature\":0,\"stream\":true,"
+                     "\"stream_options\":{\"include_usage\":true}",
+                     (long long)a->n_output, (long long)a->n_output);
     if (a->salt)
         di_strbuf_printf(out, ",\"cache_salt\":\"%016llx\"", (unsigned long long)a->salt);
     di_strbuf_puts(out, "}");

@@ -68,7 +68,7 @@ static di_status check(const di_core *c, const di_submission *sub, di_error *err
             sub->n_ids, (long long)c->options.context_max);
     if ((st = check_ids(c, "prompt", sub->ids, sub->n_ids, err)))
         return st;
-    if ((st = check_ids(c, "forced output", sub->forced_first, sub->n_forced_first, err)))
+    if ((st = check_ids(c, "forced_token_ids:", sub->forced_first, sub->n_forced_first, err)))
         return st;
     if ((st = check_units(c, sub, err)))
         return st;

@@ -207,7 +207,10 @@ void di_exchange_fail_status(di_exchange *x, di_status st, const char *param, co
         atomic_fetch_add(&x->server->metrics.n_refused_busy, 1);
     if (status >= 500 && status != 503)
         di_warn("request %s: %s", x->request_id, err->message);
-    di_exchange_fail(x, status, param && *param ? param : NULL, "%s", err->message);
+    param = param && *param ? param : NULL;
+    /* Anthropic's errors have no place for the field but their text. */
+    bool names_it = !param || x->route->api != DI_API_MESSAGES || strstr(err->message, param);
+    di_exchange_fail(x, status, param, "%s%s%s", names_it ? "" : param, names_it ? "" : ": ", err->message);
 }
 
 static ssize_t read_reply(void *exchange, uint64_t at, char *buf, size_t max) {

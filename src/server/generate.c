@@ -378,6 +378,15 @@ static void submit(di_exchange *x, di_shared_request *shared) {
         di_generate_abort(x);
 }
 
+/* Replies have them with `echo` alone; elsewhere they would be computed for nobody. */
+static bool check_prompt_logprobs(di_exchange *x, const di_request *q) {
+    if (q->sampling.n_prompt_logprobs < 0 || q->echo)
+        return true;
+    di_exchange_fail(x, 400, "prompt_logprobs",
+                     "prompt_logprobs: these replies have none; completions have them with echo and logprobs");
+    return false;
+}
+
 void di_generate_run(di_exchange *x) {
     di_error err = {0};
     di_shared_request *shared;
@@ -387,7 +396,8 @@ void di_generate_run(di_exchange *x) {
     di_strbuf_deinit(&x->body); /* the request has what it needs of it */
     if (st) {
         di_exchange_fail_status(x, st, shared ? di_shared_request_get(shared)->param : NULL, &err);
-    } else if (di_generate_check_model(x, di_shared_request_get(shared))) {
+    } else if (di_generate_check_model(x, di_shared_request_get(shared)) &&
+               check_prompt_logprobs(x, di_shared_request_get(shared))) {
         submit(x, shared);
     }
     di_shared_request_release(shared);

@@ -301,8 +301,26 @@ static void responses_ask_for_logprobs_by_include(void **state) {
     assert_refused(DI_API_RESPONSES, "{\"input\":\"hi\",\"include\":\"x\"}", "include", "an array");
 }
 
-DI_TEST_GROUP(request_clients, cmocka_unit_test(thinking_has_many_names),
-              cmocka_unit_test(the_hosted_service_does_not_know_them),
+/* `n` belongs to chat and completions: elsewhere it is a field that nobody knows. */
+static void samples_are_asked_for_where_replies_have_choices(void **state) {
+    (void)state;
+    static const struct {
+        di_api_kind api;
+        const char *body;
+        int64_t n;
+    } cases[] = {{DI_API_CHAT, "{" USER_HI ",\"n\":3}", 3},
+                 {DI_API_COMPLETIONS, "{\"prompt\":\"hi\",\"n\":3}", 3},
+                 {DI_API_RESPONSES, "{\"input\":\"hi\",\"n\":3}", 1},
+                 {DI_API_MESSAGES, "{" USER_HI ",\"max_tokens\":9,\"n\":3}", 1}};
+    for (size_t i = 0; i < DI_COUNT(cases); i++) {
+        di_request q = take(cases[i].api, cases[i].body);
+        assert_int_equal(q.n, cases[i].n);
+        di_request_deinit(&q);
+    }
+}
+
+DI_TEST_GROUP(request_clients, cmocka_unit_test(samples_are_asked_for_where_replies_have_choices),
+              cmocka_unit_test(thinking_has_many_names), cmocka_unit_test(the_hosted_service_does_not_know_them),
               cmocka_unit_test(reasoning_of_history_has_two_names), cmocka_unit_test(the_last_message_can_go_on),
               cmocka_unit_test(fields_of_routers_are_taken), cmocka_unit_test(schemas_of_the_helpers_are_constraints),
               cmocka_unit_test(what_claude_clients_send_is_taken),
