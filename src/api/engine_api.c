@@ -96,9 +96,6 @@ static di_status ticket_fill(di_engine *e, di_engine_ticket *t, size_t prompt_id
         st = check_prompt(e, t, err);
     if (st)
         return st;
-    if (e->pending_max > 0 && q->n > e->pending_max)
-        return di_fail(err, DI_ERR_REQUEST, "n: %lld, expected 1 to %lld, the samples that the engine takes at once",
-                       (long long)q->n, (long long)e->pending_max);
     t->max_tokens = di_request_max_tokens(q, (int64_t)t->ids.len, e->loaded.plan.engine.context_max);
     t->n = t->n_left = (int32_t)q->n;
     t->samples = calloc((size_t)t->n, sizeof *t->samples);
@@ -170,14 +167,10 @@ static di_status ticket_create(di_engine_ticket **out, di_engine *e, di_shared_r
     return DI_OK;
 }
 
-/* Takes places for a ticket and lets it go; on error it is freed. */
+/* Lets a ticket go whose places are taken; on error it is freed, and its places are given back. */
 static di_status ticket_submit(di_engine *e, di_engine_ticket *t, uint64_t *id, di_error *err) {
     int32_t n = t->n;
     di_status st = DI_OK;
-    if (!take_places(e, n)) {
-        ticket_destroy(t);
-        return fail_busy(e, err);
-    }
     if (di_request_is_constrained(&t->shared->request))
         st = di_constrainer_start(&e->constrainer, &t->shared->request, on_compiled, t, &t->compiling, err);
     if (st || !enqueue(e, t, id)) {
@@ -189,22 +182,40 @@ static di_status ticket_submit(di_engine *e, di_engine_ticket *t, uint64_t *id, 
     return DI_OK;
 }
 
+di_status di_engine_places_take(di_engine *e, int64_t n, di_error *err) {
+    return !atomic_load(&e->is_closed) && take_places(e, (int32_t)n) ? DI_OK : fail_busy(e, err);
+}
+
+di_status di_engine_look(di_engine *e, di_error *err) {
+    return is_full(e) ? fail_busy(e, err) : DI_OK;
+}
+
+int64_t di_engine_places_max(const di_engine *e) {
+    return e->pending_max;
+}
+
+void di_engine_places_give_back(di_engine *e, int64_t n) {
+    if (n > 0)
+        give_places_back(e, (int32_t)n);
+}
+
 di_status di_engine_request_submit(di_engine *e, di_shared_request *shared, size_t prompt_idx,
                                    const di_serving_options *options, di_engine_callback callback, void *user,
                                    di_serving_ticket *ticket, di_error *err) {
     di_engine_ticket *t;
-    if (is_full(e))
-        return fail_busy(e, err);
     di_status st = ticket_create(&t, e, shared, prompt_idx, err);
     if (!st && options->caller && !(t->caller = strdup(options->caller))) {
         ticket_destroy(t);
         st = di_fail(err, DI_ERR_MEMORY, "request");
     }
-    if (st)
+    if (st) {
+        give_places_back(e, (int32_t)shared->request.n);
         return st;
+    }
     t->callback = callback;
     t->user = user;
     t->events = options->events;
+    t->priority_min = options->priority_min;
     ticket->n_prompt = (int64_t)t->ids.len;
     return ticket_submit(e, t, &ticket->id, err);
 }
@@ -238,6 +249,11 @@ di_status di_engine_submit(di_engine *e, const di_engine_request *request, di_en
     t->user = user;
     t->events = given.events;
     t->deadline_ns = given.deadline_ms > 0 ? di_clock_ns() + given.deadline_ms * 1000000 : 0;
+    t->priority_min = INT32_MIN;
+    if (!take_places(e, t->n)) {
+        ticket_destroy(t);
+        return fail_busy(e, err);
+    }
     return ticket_submit(e, t, id, err);
 }
 
@@ -474,7 +490,7 @@ static void hand_over(di_engine *e, di_engine_ticket *t, bool is_aborted) {
         .constraint = constraint,
         .forced_first = q->forced,
         .n_forced_first = q->n_forced,
-        .priority = q->priority,
+        .priority = DI_MAX(q->priority, t->priority_min),
         .caller = t->caller ? t->caller : q->caller.data,
         .caller_len = t->caller ? strlen(t->caller) : q->caller.len,
         .cache_salt = q->cache_salt.data,

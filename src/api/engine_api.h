@@ -33,7 +33,8 @@ struct di_engine_ticket {
     uint64_t id;
     di_shared_request *shared; /* one reference */
     char *caller;              /* owned; in the place of the request's; NULL: that one */
-    di_ids ids;                /* owned; empty once the core has its copies */
+    int32_t priority_min;
+    di_ids ids; /* owned; empty once the core has its copies */
     /* Compiles its grammar: owned, from before others know the ticket to the moment that the engine's thread takes or
      * cancels it. NULL: it has none, or none any more. */
     di_grammar_job *compiling;

@@ -32,6 +32,11 @@ void di_shared_request_release(di_shared_request *s) {
 di_status di_engine_request_check(const di_engine *e, const di_request *q, di_error *err) {
     di_status st = di_line_check(q, err);
     bool is_chat = q->input == DI_INPUT_CHAT;
+    int64_t n_samples = q->n * (int64_t)DI_MAX(q->n_prompts, (size_t)1);
+    if (!st && e->pending_max > 0 && n_samples > e->pending_max)
+        return di_fail(err, DI_ERR_REQUEST,
+                       "n: %lld, expected 1 to %lld, the samples of all prompts that the engine takes at once",
+                       (long long)n_samples, (long long)e->pending_max);
     if (!st && q->input != DI_INPUT_IDS && !(e->loaded.tok && (e->has_vocab || !is_chat)))
         st = di_fail(err, DI_ERR_REQUEST, "%s", e->vocab_error.message);
     return st;

@@ -15,6 +15,9 @@
 
 enum { DI_REPLY_ID_MAX = 48 };
 
+/* Writes `prefix` and 24 random letters and digits, by (seed, n) alone. */
+void di_reply_make_id(char out[DI_REPLY_ID_MAX], const char *prefix, uint64_t seed, uint64_t n);
+
 typedef struct di_reply_call {
     char id[DI_REPLY_ID_MAX]; /* call_NN_ and 24 random characters */
     di_strbuf name, arguments;

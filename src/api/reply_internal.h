@@ -121,9 +121,6 @@ bool di_reply_token_lists(di_json **lists, const di_reply_token *token, int64_t 
 /* Appends references to the elements of `from` (NULL: none) to *to, made when it is NULL. */
 bool di_reply_extend(di_json **to, const di_json *from);
 
-/* Writes `prefix` and 24 random letters and digits, by (seed, n) alone. */
-void di_reply_make_id(char out[DI_REPLY_ID_MAX], const char *prefix, uint64_t seed, uint64_t n);
-
 /* The last call. */
 const di_reply_call *di_reply_last_call(const di_reply_stream *s);
 

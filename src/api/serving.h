@@ -32,9 +32,19 @@ di_status di_engine_ids_check(const di_engine *engine, const di_ids *ids, di_err
 
 /* What a server adds to what the body says. */
 typedef struct di_serving_options {
-    const char *caller; /* who asks, for fair shares; NULL: what the body says */
-    uint32_t events;    /* DI_ENGINE_WANTS_ bits */
+    const char *caller;   /* who asks, for fair shares; NULL: what the body says */
+    int32_t priority_min; /* the body can't have a lower one, which would go first */
+    uint32_t events;      /* DI_ENGINE_WANTS_ bits */
 } di_serving_options;
+
+/* Takes places for n samples, or none: DI_ERR_BUSY. Each is given back by the sample's end, by the submission that
+ * fails, or here. */
+di_status di_engine_places_take(di_engine *engine, int64_t n, di_error *err);
+void di_engine_places_give_back(di_engine *engine, int64_t n);
+/* Places that there are in all; 0: no limit. */
+int64_t di_engine_places_max(const di_engine *engine);
+/* Whether nothing at all would be taken now, so that nobody has to read a body first: DI_ERR_BUSY. */
+di_status di_engine_look(di_engine *engine, di_error *err);
 
 /* A prompt that was taken. */
 typedef struct di_serving_ticket {
@@ -42,7 +52,8 @@ typedef struct di_serving_ticket {
     int64_t n_prompt;
 } di_serving_ticket;
 
-/* Queues one of its prompts (all of its samples), as di_engine_submit does. The engine takes a reference of its own. */
+/* Queues one of its prompts (all of its samples), as di_engine_submit does, into places that the caller has taken: they
+ * are the engine's from here on, also on error. The engine takes a reference of its own. */
 di_status di_engine_request_submit(di_engine *engine, di_shared_request *shared, size_t prompt_idx,
                                    const di_serving_options *options, di_engine_callback callback, void *user,
                                    di_serving_ticket *ticket, di_error *err);

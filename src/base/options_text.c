@@ -42,7 +42,13 @@ void di_option_accepted(di_strbuf *out, const di_option_row *row) {
         di_strbuf_printf(out, "an integer from %lld to %lld", (long long)row->int_min, (long long)row->int_max);
         break;
     case DI_OPTION_BYTES:
-        di_strbuf_printf(out, "a number of bytes%s, as 1500000, 800M or 6G", row->int_min > 0 ? " above 0" : "");
+        di_strbuf_puts(out, "a number of bytes");
+        if (row->int_min == 1) {
+            di_strbuf_puts(out, " above 0");
+        } else if (row->int_min > 1) {
+            di_strbuf_printf(out, " from %lld", (long long)row->int_min);
+        }
+        di_strbuf_puts(out, ", as 1500000, 800M or 6G");
         break;
     case DI_OPTION_U64:
         di_strbuf_puts(out, "an integer");

@@ -1,5 +1,6 @@
 /* bench serve: what streaming over HTTP costs beside the same requests through the C API, in one process and on one
- * engine, in turns. 64 requests at once, the same bodies but for the salt of the prefix cache.
+ * engine, in turns. 64 requests at once, the same bodies but for the salt of the prefix cache; without drafts unless
+ * --draft-tokens asks for them, because how many there are depends on the times of earlier steps.
  *
  *   throughput_64       tokens a second over HTTP, beside those of the C API
  *   overhead_per_token  microseconds that a token takes longer over HTTP
@@ -230,7 +231,8 @@ static di_status cost_rows(di_bench *b, const bool wanted[N_ROWS], pairs *p, di_
 }
 
 di_status di_bench_serve_cost(di_bench *b, di_error *err) {
-    const di_options *opt = b->opt;
+    di_options opt = *b->opt;
+    di_bench plain = *b;
     di_bench_server s;
     pairs p = {0};
     bool wanted[N_ROWS], is_wanted = false;
@@ -240,10 +242,13 @@ di_status di_bench_serve_cost(di_bench *b, di_error *err) {
     }
     if (!is_wanted)
         return DI_OK;
-    di_status st = di_bench_server_open(b, &s, STREAMS, err);
+    if (!di_options_is_set(b->opt, DI_OPT_draft_tokens))
+        opt.draft_tokens = 0;
+    plain.opt = &opt;
+    di_status st = di_bench_server_open(&plain, &s, STREAMS, err);
     di_bench_asks asks = {.model = di_strbuf_str(&s.model),
-                          .n_prompt = di_options_is_set(opt, DI_OPT_prompt_tokens) ? opt->prompt_tokens : PROMPT,
-                          .n_output = di_options_is_set(opt, DI_OPT_output_tokens) ? opt->output_tokens : OUTPUT};
+                          .n_prompt = di_options_is_set(b->opt, DI_OPT_prompt_tokens) ? opt.prompt_tokens : PROMPT,
+                          .n_output = di_options_is_set(b->opt, DI_OPT_output_tokens) ? opt.output_tokens : OUTPUT};
     for (int i = -1; i < DI_BENCH_RUNS && !st; i++) /* one pair to warm up */
         st = pair(&s, &asks, di_cpu_count(), i, &p, err);
     if (!st)

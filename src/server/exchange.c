@@ -44,6 +44,15 @@ static int64_t written_on(int fd) {
     return (int64_t)(info.tcpi_bytes_sent - info.tcpi_bytes_retrans) + unsent;
 }
 
+int64_t di_connection_acked(const di_connection *c) {
+    struct tcp_info info;
+    socklen_t len = sizeof info;
+    if (getsockopt(c->fd, IPPROTO_TCP, TCP_INFO, &info, &len) != 0 ||
+        len < offsetof(struct tcp_info, tcpi_bytes_received))
+        return 0;
+    return (int64_t)info.tcpi_bytes_acked;
+}
+
 void di_connection_write(const di_connection *c, int status, const char *reason, const char *message) {
     char text[512], body[256];
     int n_body = snprintf(body, sizeof body,
@@ -122,16 +131,29 @@ void di_exchange_release(di_exchange *x) {
     if (atomic_fetch_sub(&x->n_refs, 1) > 1)
         return;
     di_generate_destroy(x->generate);
-    atomic_fetch_sub(&x->server->body_bytes, (int64_t)x->body.len);
+    atomic_fetch_sub(&x->server->body_bytes, x->charged);
     di_strbuf_deinit(&x->body);
     di_strbuf_deinit(&x->reply);
     pthread_mutex_destroy(&x->mutex);
-    if (x->has_entered)
-        di_key_leave(x->key);
+    di_exchange_leave_key(x);
     di_key_release(x->key);
     free(x->rest);
     free(x->origin);
     free(x);
+}
+
+void di_exchange_leave_key(di_exchange *x) {
+    if (x->n_entered > 0)
+        di_key_leave(x->key, x->n_entered);
+    x->n_entered = 0;
+}
+
+bool di_exchange_suspend(di_exchange *x) {
+    if (atomic_load(&x->server->is_ending))
+        return false;
+    x->is_suspended = true;
+    MHD_suspend_connection(x->http);
+    return true;
 }
 
 void di_exchange_wake(di_exchange *x) {
@@ -230,10 +252,11 @@ static void release_exchange(void *exchange) {
 }
 
 static void add_cors(di_exchange *x, struct MHD_Response *r) {
+    if (x->server->config.n_cors_origins > 0)
+        MHD_add_response_header(r, "Vary", "Origin");
     if (!x->origin || !x->is_origin_allowed)
         return;
     MHD_add_response_header(r, "Access-Control-Allow-Origin", x->origin);
-    MHD_add_response_header(r, "Vary", "Origin");
     MHD_add_response_header(r, "Access-Control-Expose-Headers", "x-request-id, request-id, retry-after");
     if (x->method != DI_OPTIONS)
         return;
@@ -309,8 +332,10 @@ static enum MHD_Result send_reply(di_exchange *x, bool is_stream) {
         atomic_fetch_add(&x->server->metrics.n_streams, 1);
     }
     atomic_fetch_add(&x->server->metrics.n_replies[DI_MIN(x->status / 100, 5)], 1);
-    x->is_replied = true;
+    if (!is_stream)
+        di_exchange_leave_key(x); /* before the client can know, and ask again */
     pthread_mutex_lock(&x->mutex);
+    x->is_replied = true;
     x->sent_ns = di_clock_ns();
     x->is_written = !is_stream && x->reply.len <= WHOLE_REPLY_MAX;
     pthread_mutex_unlock(&x->mutex);
@@ -404,10 +429,27 @@ static void take_origin(di_exchange *x) {
         x->is_origin_allowed |= strcmp(c->cors_origins[i], "*") == 0 || strcmp(c->cors_origins[i], origin) == 0;
 }
 
-/* A page of another site, in a browser that says so. */
+/* Whether a name, with or without a port, is one of the loopback's or the one that the server was told to listen on. */
+static bool is_own_name(const di_exchange *x, const char *host) {
+    const char *own = x->server->config.host;
+    size_t n = *host == '[' ? strcspn(host, "]") + 1 : strcspn(host, ":");
+    return (n == 9 && strncasecmp(host, "localhost", n) == 0) || (n > 4 && strncmp(host, "127.", 4) == 0) ||
+           (n == 5 && strncmp(host, "[::1]", n) == 0) || (n == strlen(own) && strncasecmp(host, own, n) == 0);
+}
+
+/* Whether a page of another origin asks. Browsers say so on trustworthy addresses; elsewhere the page's origin and the
+ * name that was asked for tell. A server on loopback without keys also looks at the name: a page whose own name leads
+ * here, by a name server that its author has, would be of the same origin. */
 static bool is_foreign_page(const di_exchange *x) {
-    const char *site = di_exchange_header(x, "Sec-Fetch-Site");
-    return site && (strcmp(site, "cross-site") == 0 || strcmp(site, "same-site") == 0) && !x->is_origin_allowed;
+    const char *site = di_exchange_header(x, "Sec-Fetch-Site"), *host = di_exchange_header(x, "Host");
+    if (x->is_origin_allowed || (!x->origin && !site))
+        return false;
+    if (host && x->connection->is_local && !di_keys_are_needed(&x->server->keys) && !is_own_name(x, host))
+        return true;
+    if (site)
+        return strcmp(site, "cross-site") == 0 || strcmp(site, "same-site") == 0;
+    const char *authority = strstr(x->origin, "://");
+    return !host || !authority || strcasecmp(authority + 3, host) != 0;
 }
 
 /* Whether the client is on this machine: not somebody behind a proxy that is. */
@@ -417,7 +459,8 @@ static bool is_from_here(const di_exchange *x) {
         if (di_exchange_header(x, marks[i]))
             return false;
     }
-    return x->connection->is_local;
+    const char *host = di_exchange_header(x, "Host");
+    return x->connection->is_local && (!host || is_own_name(x, host));
 }
 
 static void refuse(di_exchange *x, int status, const char *param, const char *message) {
@@ -447,10 +490,10 @@ static void check_key(di_exchange *x) {
 
 static void check_limits(di_exchange *x) {
     const char *why;
-    if (!x->key || !(x->route->flags & DI_ROUTE_GENERATE) || x->status)
+    if (!x->key || !(x->route->flags & DI_ROUTE_WORK) || x->status)
         return;
     if (di_key_enter(x->key, x->start_ns, &why, &x->retry_s)) {
-        x->has_entered = true;
+        x->n_entered = 1;
         return;
     }
     atomic_fetch_add(&x->server->metrics.n_refused_key, 1);
@@ -462,24 +505,24 @@ static void check_phase(di_exchange *x) {
                                       [DI_DRAINING] = "the server is shutting down",
                                       [DI_FAILED] = "the model could not be loaded"};
     di_server_phase phase = di_server_phase_of(x->server);
-    bool is_refused = phase == DI_DRAINING ? (x->route->flags & DI_ROUTE_GENERATE) != 0
-                                           : phase != DI_READY && (x->route->flags & DI_ROUTE_ENGINE);
+    bool is_refused = (x->route->flags & DI_ROUTE_ENGINE) && !di_server_engine(x->server);
+    is_refused = is_refused || (phase == DI_DRAINING && (x->route->flags & DI_ROUTE_GENERATE));
     if (!is_refused || x->status)
         return;
     x->retry_s = 5;
-    refuse(x, 503, NULL, why[phase]);
+    refuse(x, 503, NULL, phase == DI_READY ? why[DI_LOADING] : why[phase]);
 }
 
 static void check_length(di_exchange *x) {
     const char *text = di_exchange_header(x, "Content-Length");
     uint64_t n;
-    if (!text || !di_parse_u64(text, &n) || n <= (uint64_t)x->server->config.body_max || x->status)
+    if (!text || !di_parse_u64(text, &n) || n <= (uint64_t)x->server->config.body_max)
         return;
+    x->is_closing |= n > DISCARD_MAX; /* nobody waits for so much that is not wanted */
     char message[160];
     snprintf(message, sizeof message, "the body has %s bytes, at most %lld are taken", text,
              (long long)x->server->config.body_max);
     refuse(x, 413, NULL, message);
-    x->is_closing = n > DISCARD_MAX;
 }
 
 static const char *allow_of(unsigned methods) {
@@ -495,8 +538,15 @@ static unsigned method_of(const char *name, bool *is_head) {
 
 static void check_route(di_exchange *x, const char *url, const char *method) {
     char message[300];
-    x->route = di_route_find(url, &x->rest);
+    if (strcmp(url, "*") == 0 && x->method == DI_OPTIONS) {
+        x->status = 204;
+        return;
+    }
+    if (strncasecmp(url, "http://", 7) == 0 || strncasecmp(url, "https://", 8) == 0)
+        url = strchr(strchr(url, '/') + 2, '/'); /* the form that proxies get */
+    x->route = url ? di_route_find(url, &x->rest) : NULL;
     if (!x->route) {
+        url = url ? url : "/";
         snprintf(message, sizeof message, "there is nothing at '%.200s'", url);
         if (!di_utf8_valid(message, strlen(message)))
             snprintf(message, sizeof message, "there is nothing at this path");
@@ -572,7 +622,7 @@ static di_exchange *begin(di_server *server, struct MHD_Connection *http, const 
     check_route(x, url, method);
     if (x->route && !x->status) {
         if (x->method == DI_POST && is_foreign_page(x))
-            refuse(x, 403, NULL, "a page of another origin, which this server was not told to allow");
+            refuse(x, 403, NULL, "a page of another origin: --cors-origin allows it");
         if ((x->route->flags & DI_ROUTE_LOCAL) && !is_from_here(x))
             refuse(x, 403, NULL, "this is for users of the machine itself, on its loopback address");
         check_key(x);
@@ -580,6 +630,9 @@ static di_exchange *begin(di_server *server, struct MHD_Connection *http, const 
         check_limits(x);
     }
     check_length(x);
+    x->is_active = !x->status && (x->route->flags & DI_ROUTE_GENERATE);
+    if (x->is_active)
+        atomic_fetch_add(&server->metrics.n_active, 1);
     return x;
 }
 
@@ -596,18 +649,21 @@ static void take_body(di_exchange *x, const char *data, size_t n) {
         char message[120];
         snprintf(message, sizeof message, "the body has more than %lld bytes", (long long)server->config.body_max);
         refuse(x, 413, NULL, message);
-    } else if (atomic_load(&server->body_bytes) + (int64_t)n > 16 * server->config.body_max) {
+    } else if (x->body.len + n > DI_BODY_SMALL &&
+               atomic_load(&server->body_bytes) + (int64_t)n > di_bodies_max(server)) {
         x->retry_s = 1;
         refuse(x, 503, NULL, "too many long bodies are coming in at once: try again later");
     } else {
         di_strbuf_append(&x->body, data, n);
         if (!x->body.failed) {
+            x->charged += (int64_t)n;
             atomic_fetch_add(&server->body_bytes, (int64_t)n);
             return;
         }
         refuse(x, 503, NULL, "out of memory");
     }
-    atomic_fetch_sub(&server->body_bytes, (int64_t)x->body.len);
+    atomic_fetch_sub(&server->body_bytes, x->charged);
+    x->charged = 0;
     di_strbuf_deinit(&x->body);
 }
 
@@ -623,20 +679,18 @@ static bool dispatch(di_exchange *x) {
         x->state = DI_ANSWERED;
         return false;
     }
-    if (x->route->flags & DI_ROUTE_GENERATE) {
-        x->is_active = true;
-        atomic_fetch_add(&server->metrics.n_active, 1);
-    }
     if (!(x->route->flags & DI_ROUTE_WORK)) {
         x->route->run(x);
         return false;
     }
     pthread_mutex_lock(&x->mutex);
     x->state = DI_WORKING;
-    x->is_suspended = true;
     x->sent_ns = x->start_ns;
-    MHD_suspend_connection(x->http);
+    x->is_gone = !di_exchange_suspend(x);
+    bool is_gone = x->is_gone;
     pthread_mutex_unlock(&x->mutex);
+    if (is_gone)
+        return false;
     di_watch_add(x);
     di_work_add(&server->work, di_exchange_acquire(x));
     return true;
@@ -662,11 +716,7 @@ enum MHD_Result di_exchange_handle(void *cls, struct MHD_Connection *http, const
     if (*n_data > 0) {
         take_body(x, data, *n_data);
         *n_data = 0;
-        if (x->discarded > DISCARD_MAX) {
-            x->is_closing = true;
-            return send_reply(x, false);
-        }
-        return MHD_YES;
+        return x->discarded > DISCARD_MAX ? MHD_NO : MHD_YES; /* no answer fits between the chunks of a body */
     }
     if (!x->is_dispatched && dispatch(x))
         return MHD_YES;

@@ -65,7 +65,7 @@ typedef struct choice {
 struct di_generate {
     di_shared_request *shared; /* one reference */
     const di_request *q;
-    char id[64];
+    char id[DI_REPLY_ID_MAX];
     part *parts; /* owned [n_parts] */
     size_t n_parts;
     choice *choices; /* owned [n_choices] */
@@ -94,6 +94,8 @@ struct di_generate {
 static void put_record(struct di_generate *g, record_kind kind, int32_t choice_idx, int64_t call_id, const void *a,
                        size_t n_a, const void *b, size_t n_b) {
     record head = {.kind = (int32_t)kind, .choice = choice_idx, .call_id = call_id, .len = n_a + n_b};
+    if (g->records.failed)
+        return; /* write_records will see it */
     if (kind <= RECORD_CONTENT && g->records.len > 0) {
         record last;
         memcpy(&last, g->records.data + g->last_record, sizeof last);
@@ -250,17 +252,6 @@ static const di_reply_protocol protocols[] = {[DI_API_CHAT] = DI_REPLY_CHAT,
                                               [DI_API_MESSAGES] = DI_REPLY_MESSAGES,
                                               [DI_API_COMPLETIONS] = DI_REPLY_COMPLETIONS};
 
-static void make_id(char *out, size_t size, const char *prefix) {
-    static const char digits[] = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
-    size_t n = (size_t)snprintf(out, size, "%s", prefix);
-    for (int word = 0; word < 3; word++) {
-        uint64_t bits = di_random_u64();
-        for (int i = 0; i < 8; i++, bits /= 62)
-            out[n++] = digits[bits % 62];
-    }
-    out[n] = '\0';
-}
-
 bool di_generate_check_model(di_exchange *x, const di_request *q) {
     const char *name = x->server->model_name;
     if (!q->model.data || (q->model.len == strlen(name) && memcmp(q->model.data, name, q->model.len) == 0))
@@ -298,6 +289,7 @@ static di_status make_choices(di_exchange *x, struct di_generate *g, di_error *e
     return DI_OK;
 }
 
+/* Publishes it when it is complete: from then on the watch thread may look at it. */
 static di_status make_generate(di_exchange *x, di_shared_request *shared, di_error *err) {
     const di_request *q = di_shared_request_get(shared);
     struct di_generate *g = calloc(1, sizeof *g);
@@ -305,40 +297,48 @@ static di_status make_generate(di_exchange *x, di_shared_request *shared, di_err
         return di_fail(err, DI_ERR_MEMORY, "request");
     g->shared = di_shared_request_acquire(shared);
     g->q = q;
-    pthread_mutex_lock(&x->mutex);
-    x->generate = g;
-    pthread_mutex_unlock(&x->mutex);
     g->n_parts = q->n_prompts;
     g->n_choices = q->n_prompts * (size_t)q->n;
     g->parts = calloc(g->n_parts, sizeof *g->parts);
     g->choices = calloc(g->n_choices, sizeof *g->choices);
     g->waits_for_all = q->echo && q->sampling.n_prompt_logprobs >= 0;
-    if (!g->parts || !g->choices)
-        return di_fail(err, DI_ERR_MEMORY, "request of %zu samples", g->n_choices);
-    make_id(g->id, sizeof g->id, id_prefixes[q->api]);
-    return make_choices(x, g, err);
+    di_reply_make_id(g->id, id_prefixes[q->api], di_random_u64(), 0);
+    di_status st = g->parts && g->choices ? make_choices(x, g, err)
+                                          : di_fail(err, DI_ERR_MEMORY, "request of %zu samples", g->n_choices);
+    if (st) {
+        di_generate_destroy(g);
+        return st;
+    }
+    pthread_mutex_lock(&x->mutex);
+    x->generate = g;
+    pthread_mutex_unlock(&x->mutex);
+    return DI_OK;
 }
 
 static di_status submit_part(di_exchange *x, size_t at, di_error *err) {
     struct di_generate *g = x->generate;
+    di_engine *engine = di_server_engine(x->server);
     const di_request *q = g->q;
     part *p = &g->parts[at];
     const di_serving_options options = {
         .caller = x->key ? x->key->name : NULL,
+        .priority_min = x->key ? 0 : INT32_MIN, /* keys share evenly: none goes before the others by its own word */
         .events = DI_ENGINE_WANTS_TEXT | (q->sampling.n_logprobs >= 0 ? DI_ENGINE_WANTS_TOKENS : 0),
     };
     p->x = x;
     p->first_choice = (int32_t)(at * (size_t)q->n);
-    di_status st = q->echo ? di_engine_request_encode(x->server->engine, g->shared, at, NULL, &p->ids, err) : DI_OK;
-    if (st)
+    di_status st = q->echo ? di_engine_request_encode(engine, g->shared, at, NULL, &p->ids, err) : DI_OK;
+    if (st) {
+        di_engine_places_give_back(engine, q->n);
         return st;
+    }
     for (int64_t i = 0; i < q->n; i++)
         di_exchange_acquire(x);
     pthread_mutex_lock(&x->mutex);
     g->n_left += (int32_t)q->n;
     pthread_mutex_unlock(&x->mutex);
     di_serving_ticket ticket = {0};
-    st = di_engine_request_submit(x->server->engine, g->shared, at, &options, on_event, p, &ticket, err);
+    st = di_engine_request_submit(engine, g->shared, at, &options, on_event, p, &ticket, err);
     pthread_mutex_lock(&x->mutex);
     if (st) {
         g->n_left -= (int32_t)q->n;
@@ -353,11 +353,24 @@ static di_status submit_part(di_exchange *x, size_t at, di_error *err) {
     return st;
 }
 
+/* Submits the prompts one by one into places that are there for all of them; those that are left go back. */
+static di_status submit_parts(di_exchange *x, di_shared_request *shared, di_error *err) {
+    const di_request *q = di_shared_request_get(shared);
+    di_engine *engine = di_server_engine(x->server);
+    int64_t n = (int64_t)q->n_prompts * q->n;
+    di_status st = di_engine_places_take(engine, n, err);
+    if (st)
+        return st;
+    st = make_generate(x, shared, err);
+    for (size_t i = 0; !st && i < q->n_prompts && !di_exchange_is_gone(x); i++, n -= q->n)
+        st = submit_part(x, i, err);
+    di_engine_places_give_back(engine, n); /* of what was not tried: the rest are the engine's */
+    return st;
+}
+
 static void submit(di_exchange *x, di_shared_request *shared) {
     di_error err = {0};
-    di_status st = make_generate(x, shared, &err);
-    for (size_t i = 0; !st && i < x->generate->n_parts; i++)
-        st = submit_part(x, i, &err);
+    di_status st = submit_parts(x, shared, &err);
     if (st) {
         if (x->generate) {
             pthread_mutex_lock(&x->mutex);
@@ -387,30 +400,64 @@ static bool check_prompt_logprobs(di_exchange *x, const di_request *q) {
     return false;
 }
 
+/* Log-probabilities are what makes replies large: those of a whole reply are in memory at once, as JSON of about a
+ * kilobyte each; those of a stream only where its reader is slow. */
+static bool check_logprobs(di_exchange *x, const di_request *q) {
+    const int64_t most = q->is_stream ? 16 << 20 : 256 << 10;
+    if (q->sampling.n_logprobs < 0 || q->api == DI_API_MESSAGES)
+        return true;
+    int64_t n_tokens = di_request_max_tokens(q, 0, di_engine_context_max(di_server_engine(x->server)));
+    int64_t n_samples = (int64_t)q->n_prompts * q->n, n_each = q->sampling.n_logprobs + 1;
+    if (n_tokens <= most / n_each / n_samples)
+        return true;
+    di_exchange_fail(x, 400, "logprobs",
+                     "logprobs: %lld tokens of %lld samples with %lld each, expected at most %lld in one %s: fewer "
+                     "alternatives, a smaller max_tokens%s",
+                     (long long)n_tokens, (long long)n_samples, (long long)n_each, (long long)most,
+                     q->is_stream ? "stream" : "reply", q->is_stream ? "" : ", or a stream");
+    return false;
+}
+
+/* A request of several samples is as much of its key's as several requests. */
+static bool check_share(di_exchange *x, const di_request *q) {
+    const char *why;
+    int64_t n = (int64_t)q->n_prompts * q->n - 1;
+    if (!x->key || di_key_add(x->key, n, di_keys_share(x->server), &why, &x->retry_s)) {
+        x->n_entered += x->key ? n : 0;
+        return true;
+    }
+    atomic_fetch_add(&x->server->metrics.n_refused_key, 1);
+    di_exchange_fail(x, 429, NULL, "%s", why);
+    return false;
+}
+
 void di_generate_run(di_exchange *x) {
     di_error err = {0};
-    di_shared_request *shared;
-    di_status st =
-        di_engine_request_open(x->server->engine, x->route->api, di_strbuf_str(&x->body), x->body.len, &shared, &err);
-    atomic_fetch_sub(&x->server->body_bytes, (int64_t)x->body.len);
-    di_strbuf_deinit(&x->body); /* the request has what it needs of it */
+    di_status st = di_engine_look(di_server_engine(x->server), &err);
     if (st) {
-        di_exchange_fail_status(x, st, shared ? di_shared_request_get(shared)->param : NULL, &err);
-    } else if (di_generate_check_model(x, di_shared_request_get(shared)) &&
-               check_prompt_logprobs(x, di_shared_request_get(shared))) {
-        submit(x, shared);
+        di_exchange_fail_status(x, st, NULL, &err);
+        return;
     }
+    di_shared_request *shared = di_exchange_open_request(x, x->route->api);
+    if (!shared)
+        return;
+    di_strbuf_deinit(&x->body); /* the request has what it needs of it */
+    const di_request *q = di_shared_request_get(shared);
+    if (check_prompt_logprobs(x, q) && check_logprobs(x, q) && check_share(x, q))
+        submit(x, shared);
     di_shared_request_release(shared);
 }
 
 void di_generate_abort(di_exchange *x) {
+    pthread_mutex_lock(&x->mutex);
     struct di_generate *g = x->generate;
-    for (size_t i = 0; g && g->parts && i < g->n_parts; i++) {
+    pthread_mutex_unlock(&x->mutex);
+    for (size_t i = 0; g && i < g->n_parts; i++) {
         pthread_mutex_lock(&x->mutex);
         uint64_t id = g->n_left > 0 ? g->parts[i].id : 0;
         pthread_mutex_unlock(&x->mutex);
         if (id)
-            di_engine_abort(x->server->engine, id);
+            di_engine_abort(di_server_engine(x->server), id);
     }
 }
 
@@ -445,7 +492,7 @@ static di_status start_choice(di_exchange *x, struct di_generate *g, choice *c, 
     c->is_started = true;
     di_status st = di_reply_stream_start(c->stream, &usage, err);
     if (!st && g->q->echo)
-        st = di_reply_stream_echo(c->stream, di_engine_tokenizer(x->server->engine), c->part->ids.data,
+        st = di_reply_stream_echo(c->stream, di_engine_tokenizer(di_server_engine(x->server)), c->part->ids.data,
                                   c->part->ids.len, c->prompt_logprobs, c->prompt_top, c->n_prompt_top, err);
     return st;
 }
@@ -460,14 +507,18 @@ static void add_usage(struct di_generate *g, const choice *c, const di_reply_usa
     g->usage.rejected_tokens += u->rejected_tokens;
 }
 
+static void read_failure(di_error *out, const done_record *done, const char *text, size_t len) {
+    if (done->finish == DI_FINISH_ABORT) {
+        di_fail(out, DI_ERR_CANCELLED, "the server is shutting down");
+    } else {
+        di_fail(out, done->status ? done->status : DI_ERR_INTERNAL, "%.*s", (int)len, text);
+    }
+}
+
 /* A sample has ended by an error, or from outside: so does the reply. */
 static di_status end_failed(di_exchange *x, struct di_generate *g, choice *c, const done_record *done, const char *text,
                             size_t len, di_error *err) {
-    if (done->finish == DI_FINISH_ABORT) {
-        di_fail(&g->failure, DI_ERR_CANCELLED, "the server is shutting down");
-    } else {
-        di_fail(&g->failure, done->status ? done->status : DI_ERR_INTERNAL, "%.*s", (int)len, text);
-    }
+    read_failure(&g->failure, done, text, len);
     g->is_ended = true;
     di_generate_abort(x);
     return g->q->is_stream ? di_reply_stream_fail(c->stream, g->failure.code, g->failure.message, err) : DI_OK;
@@ -501,8 +552,8 @@ static di_status take_token(di_exchange *x, choice *c, const char *data, di_erro
         return di_fail(err, DI_ERR_MEMORY, "log-probabilities");
     if (n_bytes > 0)
         memcpy(pairs, data + sizeof token, n_bytes);
-    di_status st = di_reply_stream_token(c->stream, di_engine_tokenizer(x->server->engine), token.token, token.logprob,
-                                         pairs, token.n_top, err);
+    di_status st = di_reply_stream_token(c->stream, di_engine_tokenizer(di_server_engine(x->server)), token.token,
+                                         token.logprob, pairs, token.n_top, err);
     if (pairs != top)
         free(pairs);
     return st;
@@ -596,6 +647,16 @@ static bool begins_with_failure(const struct di_generate *g) {
     return r.kind == RECORD_DONE;
 }
 
+/* The field that a message of the engine begins with, where the body has it: "logit_bias: ...". NULL: none. */
+static const char *field_of(const di_request *q, const char *message, char *out, size_t size) {
+    size_t n = strspn(message, "abcdefghijklmnopqrstuvwxyz_");
+    if (n == 0 || n >= size || (message[n] != ':' && message[n] != '.'))
+        return NULL;
+    memcpy(out, message, n);
+    out[n] = '\0';
+    return di_json_get(q->body, out) ? out : NULL;
+}
+
 static void fail_first(di_exchange *x, struct di_generate *g) {
     di_error err = {0};
     record r;
@@ -605,15 +666,11 @@ static void fail_first(di_exchange *x, struct di_generate *g) {
     pthread_mutex_unlock(&x->mutex);
     memcpy(&r, g->taken.data, sizeof r);
     memcpy(&done, g->taken.data + sizeof r, sizeof done);
-    if (done.finish == DI_FINISH_ABORT) {
-        di_fail(&err, DI_ERR_CANCELLED, "the server is shutting down");
-    } else {
-        di_fail(&err, done.status ? done.status : DI_ERR_INTERNAL, "%.*s", (int)(r.len - sizeof done),
-                g->taken.data + sizeof r + sizeof done);
-    }
+    read_failure(&err, &done, g->taken.data + sizeof r + sizeof done, r.len - sizeof done);
     g->is_ended = true;
     di_generate_abort(x);
-    di_exchange_fail_status(x, err.code, NULL, &err);
+    char param[64];
+    di_exchange_fail_status(x, err.code, field_of(g->q, err.message, param, sizeof param), &err);
 }
 
 void di_generate_reply(di_exchange *x) {
@@ -649,8 +706,7 @@ ssize_t di_generate_read(void *exchange, uint64_t at, char *buf, size_t max) {
         }
         bool is_gone = x->is_gone, is_ping = x->wants_ping, has_records = g->records.len > 0 && is_ripe(g);
         if (!is_gone && !is_ping && !has_records) {
-            x->is_suspended = true;
-            MHD_suspend_connection(x->http);
+            is_gone = !di_exchange_suspend(x);
         } else if (has_records) {
             take_records(g);
         } else {
@@ -666,6 +722,8 @@ ssize_t di_generate_read(void *exchange, uint64_t at, char *buf, size_t max) {
             di_strbuf_puts(&g->out, ": keep-alive\n\n");
         if (write_records(x, g, &err))
             return MHD_CONTENT_READER_END_WITH_ERROR;
+        if (g->is_ended)
+            di_exchange_leave_key(x);
     }
     size_t n = DI_MIN(max, g->out.len - g->out_at);
     memcpy(buf, g->out.data + g->out_at, n);

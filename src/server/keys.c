@@ -235,6 +235,24 @@ bool di_key_enter(di_key *key, int64_t now_ns, const char **why, int64_t *retry_
     return is_good;
 }
 
-void di_key_leave(di_key *key) {
-    atomic_fetch_sub(&key->n_running, 1);
+bool di_key_add(di_key *key, int64_t n, int64_t share, const char **why, int64_t *retry_s) {
+    bool is_good = true;
+    pthread_mutex_lock(&key->mutex);
+    int64_t running = atomic_load(&key->n_running) + n;
+    if (key->requests_max > 0 && running > key->requests_max && n > 0) {
+        *why = "this key has as many samples at once as it may have";
+        is_good = false;
+    } else if (share > 0 && running > share) {
+        *why = "this key has its share of the queue: the rest is for others";
+        is_good = false;
+    }
+    *retry_s = is_good ? *retry_s : 1;
+    if (is_good)
+        atomic_fetch_add(&key->n_running, n);
+    pthread_mutex_unlock(&key->mutex);
+    return is_good;
+}
+
+void di_key_leave(di_key *key, int64_t n) {
+    atomic_fetch_sub(&key->n_running, n);
 }

@@ -181,7 +181,7 @@ void di_metrics_write(di_server *server, di_strbuf *out) {
     di_metrics *m = &server->metrics;
     bool is_loaded = di_server_engine(server) != NULL;
     if (is_loaded)
-        di_engine_stats(server->engine, &s);
+        di_engine_stats(di_server_engine(server), &s);
     write_metric(out, "deepinfer:", "ready", "gauge", "1 when requests are taken.",
                  di_server_phase_of(server) == DI_READY);
     write_metric(out, "deepinfer:", "uptime_seconds", "gauge", "Since the server started.",
@@ -231,16 +231,14 @@ static void write_percentiles(di_strbuf *out, const char *name, di_metrics *m, d
 }
 
 void di_stats_write(di_server *server, di_strbuf *out) {
-    static const char *const phases[] = {
-        [DI_LOADING] = "loading", [DI_READY] = "ready", [DI_DRAINING] = "draining", [DI_FAILED] = "failed"};
     di_metrics *m = &server->metrics;
     char *engine = NULL;
     di_strbuf_printf(out,
                      "{\"time_s\":%lld,\"uptime_s\":%.3f,\"version\":\"%s\",\"model\":", (long long)di_clock_wall_s(),
                      (double)(di_clock_ns() - server->start_ns) / 1e9, di_version());
     di_json_write_string(out, server->model_name, strlen(server->model_name));
-    di_strbuf_printf(out, ",\"status\":\"%s\",\"engine\":", phases[di_server_phase_of(server)]);
-    if (di_server_engine(server) && di_engine_stats_json(server->engine, &engine, NULL, NULL) == DI_OK) {
+    di_strbuf_printf(out, ",\"status\":\"%s\",\"engine\":", di_server_phase_name(di_server_phase_of(server)));
+    if (di_server_engine(server) && di_engine_stats_json(di_server_engine(server), &engine, NULL, NULL) == DI_OK) {
         di_strbuf_puts(out, engine);
         di_free(engine);
     } else {
@@ -270,7 +268,7 @@ int64_t di_retry_after_s(di_server *server) {
     di_engine_stats_t s = {.struct_size = sizeof s};
     if (!di_server_engine(server))
         return 5;
-    di_engine_stats(server->engine, &s);
+    di_engine_stats(di_server_engine(server), &s);
     pthread_mutex_lock(&m->mutex);
     const di_times *t = &m->times[DI_TIME_WHOLE];
     double mean_s = t->n > 0 ? t->sum_s / (double)t->n : 1;

@@ -16,10 +16,7 @@ static void run_health(di_exchange *x) {
         di_exchange_answer(x, 200);
         return;
     }
-    di_strbuf_printf(&x->reply, "{\"status\":\"%s\"}",
-                     phase == DI_LOADING    ? "loading"
-                     : phase == DI_DRAINING ? "draining"
-                                            : "failed");
+    di_strbuf_printf(&x->reply, "{\"status\":\"%s\"}", di_server_phase_name(phase));
     x->retry_s = 1;
     di_exchange_answer(x, 503);
 }
@@ -56,7 +53,8 @@ static void write_model(di_server *server, di_strbuf *out) {
     di_json_write_string(out, name, strlen(name));
     di_strbuf_puts(out, ",\"root\":");
     di_json_write_string(out, name, strlen(name));
-    di_strbuf_printf(out, ",\"parent\":null,\"max_model_len\":%lld}", (long long)di_engine_context_max(server->engine));
+    di_strbuf_printf(out, ",\"parent\":null,\"max_model_len\":%lld}",
+                     (long long)di_engine_context_max(di_server_engine(server)));
 }
 
 static void run_models(di_exchange *x) {
@@ -87,7 +85,7 @@ static void run_server_info(di_exchange *x) {
     const di_engine_config *e = server->config.engine;
     di_engine_stats_t s = {.struct_size = sizeof s};
     di_strbuf *out = &x->reply;
-    di_engine_stats(server->engine, &s);
+    di_engine_stats(di_server_engine(server), &s);
     di_strbuf_puts(out, "{\"model_path\":");
     di_json_write_string(out, server->model_name, strlen(server->model_name));
     di_strbuf_puts(out, ",\"served_model_name\":");
@@ -101,8 +99,8 @@ static void run_server_info(di_exchange *x) {
                      "\"max_queued_requests\":%lld,\"max_total_num_tokens\":%lld,\"block_size\":128,"
                      "\"num_blocks\":%lld,\"numerics\":\"%s\",\"replay\":\"%s\",\"draft_tokens\":%d,"
                      "\"uptime_s\":%.3f}",
-                     di_version(), (long long)di_engine_context_max(server->engine),
-                     (long long)di_engine_context_max(server->engine), e->seqs_max, (long long)e->queue_max,
+                     di_version(), (long long)di_engine_context_max(di_server_engine(server)),
+                     (long long)di_engine_context_max(di_server_engine(server)), e->seqs_max, (long long)e->queue_max,
                      (long long)s.blocks * 128, (long long)s.blocks, e->numerics, e->replay, e->draft_tokens,
                      (double)(di_clock_ns() - server->start_ns) / 1e9);
     di_exchange_answer(x, 200);
@@ -110,7 +108,7 @@ static void run_server_info(di_exchange *x) {
 
 static void write_load(di_server *server, di_strbuf *out) {
     di_engine_stats_t s = {.struct_size = sizeof s};
-    di_engine_stats(server->engine, &s);
+    di_engine_stats(di_server_engine(server), &s);
     di_strbuf_printf(out,
                      "{\"dp_rank\":0,\"num_reqs\":%lld,\"num_running_reqs\":%lld,\"num_waiting_reqs\":%lld,"
                      "\"num_tokens\":%lld,\"num_used_tokens\":%lld,\"max_total_num_tokens\":%lld,\"token_usage\":%.6g}",
@@ -138,31 +136,24 @@ static void run_load(di_exchange *x) {
 
 enum { TRACE_STEPS_MAX = 50, TRACE_STEPS = 20, TRACE_START_S = 30, TRACE_S = 600 };
 
-/* The one key there is; any other is refused, so that nobody believes to have chosen a place. */
-static di_status read_trace_body(di_exchange *x, int64_t *n_steps, di_error *err) {
-    di_json *body = NULL;
+/* The one key there is; any other is refused, so that nobody believes to have chosen a place. False: the exchange has
+ * its answer. */
+static bool read_trace_body(di_exchange *x, int64_t *n_steps) {
     *n_steps = TRACE_STEPS;
     if (x->body.len == 0)
-        return DI_OK;
-    di_status st = di_json_parse(&body, x->body.data, x->body.len, err);
-    if (st)
-        return di_fail(err, DI_ERR_REQUEST, "the request is not JSON");
-    if (!di_json_is(body, DI_JSON_OBJECT))
-        st =
-            di_fail(err, DI_ERR_REQUEST, "the request is JSON of type %s, expected an object", di_json_kind_name(body));
-    for (void *it = st ? NULL : di_json_iter(body); it && !st; it = di_json_iter_next(body, it)) {
+        return true;
+    di_json *body = di_exchange_parse(x);
+    bool is_good = body != NULL;
+    for (void *it = body ? di_json_iter(body) : NULL; it && is_good; it = di_json_iter_next(body, it)) {
         const di_json *v = di_json_iter_value(it);
-        if (strcmp(di_json_iter_key(it, NULL), "num_steps") != 0) {
-            st = di_fail(err, DI_ERR_REQUEST, "'%.60s' is no field of a trace, expected num_steps alone",
-                         di_json_iter_key(it, NULL));
-        } else if (!di_json_is(v, DI_JSON_INT) || di_json_int(v) < 1 || di_json_int(v) > TRACE_STEPS_MAX) {
-            st = di_fail(err, DI_ERR_REQUEST, "num_steps: expected 1 to %d", TRACE_STEPS_MAX);
-        } else {
-            *n_steps = di_json_int(v);
-        }
+        const char *key = di_json_iter_key(it, NULL);
+        *n_steps = di_json_int(v);
+        is_good = strcmp(key, "num_steps") == 0 && *n_steps >= 1 && *n_steps <= TRACE_STEPS_MAX;
+        if (!is_good)
+            di_exchange_fail(x, 400, key, "'%.60s': expected num_steps alone, 1 to %d", key, TRACE_STEPS_MAX);
     }
     di_json_free(body);
-    return st;
+    return is_good;
 }
 
 /* The first name of its kind that is not taken: trace-1.json, trace-2.json ... */
@@ -185,10 +176,10 @@ static di_status make_trace_path(const char *dir, di_strbuf *path, char name[32]
 static bool wait_steps(di_exchange *x, int64_t n_steps) {
     di_engine_stats_t s = {.struct_size = sizeof s};
     const struct timespec pause = {.tv_nsec = 5000000};
-    di_engine_stats(x->server->engine, &s);
+    di_engine_stats(di_server_engine(x->server), &s);
     int64_t first = s.n_steps, start_ns = di_clock_ns();
     for (;;) {
-        di_engine_stats(x->server->engine, &s);
+        di_engine_stats(di_server_engine(x->server), &s);
         if (s.n_steps >= first + n_steps)
             return true;
         int64_t limit_s = s.n_steps > first ? TRACE_S : TRACE_START_S;
@@ -209,16 +200,14 @@ static void run_trace(di_exchange *x) {
         di_exchange_fail(x, 404, NULL, "traces are off: the server was started without --trace-dir");
         return;
     }
-    if (read_trace_body(x, &n_steps, &err)) {
-        di_exchange_fail_status(x, err.code, NULL, &err);
+    if (!read_trace_body(x, &n_steps))
         return;
-    }
     if (atomic_exchange(&server->is_tracing, true)) {
         di_exchange_fail(x, 409, NULL, "a trace is being written already");
         return;
     }
     di_status st = make_trace_path(server->config.trace_dir, &path, name, &err);
-    if (!st && (st = di_engine_trace_start(server->engine, di_strbuf_str(&path), &err)))
+    if (!st && (st = di_engine_trace_start(di_server_engine(server), di_strbuf_str(&path), &err)))
         unlink(di_strbuf_str(&path));
     if (st) {
         atomic_store(&server->is_tracing, false);
@@ -227,7 +216,7 @@ static void run_trace(di_exchange *x) {
         return;
     }
     bool is_whole = wait_steps(x, n_steps);
-    st = di_engine_trace_stop(server->engine, &err);
+    st = di_engine_trace_stop(di_server_engine(server), &err);
     atomic_store(&server->is_tracing, false);
     if (st) {
         di_exchange_fail_status(x, st, NULL, &err);

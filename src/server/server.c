@@ -81,14 +81,35 @@ static void log_http(void *cls, const char *fmt, va_list args) {
     di_debug("http: %s", text);
 }
 
+/* %41 becomes A, in place; %00 stays: a path must not end where its reader doesn't expect it. */
+static size_t unescape(void *cls, struct MHD_Connection *http, char *text) {
+    char *out = text;
+    (void)cls;
+    (void)http;
+    for (const char *in = text; *in; in++) {
+        int high = *in == '%' ? di_hex_digit(in[1]) : -1, low = high >= 0 ? di_hex_digit(in[2]) : -1;
+        if (low >= 0 && high + low > 0) {
+            *out++ = (char)(high << 4 | low);
+            in += 2;
+        } else {
+            *out++ = *in;
+        }
+    }
+    *out = '\0';
+    return (size_t)(out - text);
+}
+
 static di_status start_http(di_server *s, di_error *err) {
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG |
                      MHD_USE_TURBO; /* sockets stay open for writing up to the last callback */
-    struct MHD_OptionItem tls[] = {{MHD_OPTION_END, 0, NULL}, {MHD_OPTION_END, 0, NULL}, {MHD_OPTION_END, 0, NULL}};
+    static const char versions[] = "NORMAL:-VERS-TLS1.0:-VERS-TLS1.1";
+    struct MHD_OptionItem tls[4] = {{MHD_OPTION_END, 0, NULL}};
     if (s->config.tls_cert) {
         flags |= MHD_USE_TLS;
         tls[0] = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_CERT, 0, (void *)(uintptr_t)di_strbuf_str(&s->cert)};
         tls[1] = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_KEY, 0, (void *)(uintptr_t)di_strbuf_str(&s->key_text)};
+        tls[2] = (struct MHD_OptionItem){MHD_OPTION_HTTPS_PRIORITIES, 0, (void *)(uintptr_t)versions};
+        tls[3] = (struct MHD_OptionItem){MHD_OPTION_END, 0, NULL};
     }
     s->http = MHD_start_daemon(flags, (uint16_t)s->port, NULL, NULL, di_exchange_handle, s, MHD_OPTION_EXTERNAL_LOGGER,
                                log_http, NULL, MHD_OPTION_LISTEN_SOCKET, s->listen_fd, MHD_OPTION_NOTIFY_COMPLETED,
@@ -96,7 +117,7 @@ static di_status start_http(di_server *s, di_error *err) {
                                MHD_OPTION_CONNECTION_LIMIT, (unsigned)s->config.connections_max,
                                MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES_MAX,
                                MHD_OPTION_CONNECTION_TIMEOUT, 0u, MHD_OPTION_THREAD_POOL_SIZE, (unsigned)HTTP_THREADS,
-                               MHD_OPTION_ARRAY, tls, MHD_OPTION_END);
+                               MHD_OPTION_UNESCAPE_CALLBACK, unescape, NULL, MHD_OPTION_ARRAY, tls, MHD_OPTION_END);
     if (s->http) {
         s->listen_fd = -1; /* libmicrohttpd closes it */
         return DI_OK;
@@ -119,7 +140,7 @@ static void *run_loader(void *arg) {
         di_engine_destroy(engine);
         engine = NULL;
     }
-    s->engine = engine;
+    atomic_store(&s->engine, engine);
     int loading = DI_LOADING;
     atomic_compare_exchange_strong(&s->phase, &loading, st ? DI_FAILED : DI_READY); /* it may drain already */
     uint64_t one = 1;
@@ -132,9 +153,10 @@ di_status di_server_wait_ready(di_server *s, di_error *err) {
         pthread_join(s->loader, NULL);
         s->has_loader = false;
     }
-    if (!s->engine && err)
+    bool is_loaded = atomic_load(&s->engine) != NULL;
+    if (!is_loaded && err)
         *err = s->load_error;
-    return s->engine ? DI_OK : s->load_error.code;
+    return is_loaded ? DI_OK : s->load_error.code;
 }
 
 int di_server_ready_fd(const di_server *s) {
@@ -142,8 +164,13 @@ int di_server_ready_fd(const di_server *s) {
 }
 
 di_engine *di_server_engine(di_server *s) {
-    di_server_phase phase = di_server_phase_of(s);
-    return phase == DI_READY || phase == DI_DRAINING ? s->engine : NULL;
+    return atomic_load(&s->engine);
+}
+
+const char *di_server_phase_name(di_server_phase phase) {
+    static const char *const names[] = {
+        [DI_LOADING] = "loading", [DI_READY] = "ready", [DI_DRAINING] = "draining", [DI_FAILED] = "failed"};
+    return names[phase];
 }
 
 /* ---- life ---------------------------------------------------------------------------------------------------------
@@ -179,6 +206,8 @@ static di_status read_tls(di_server *s, di_error *err) {
 static di_status check_config(const di_server_config *c, di_error *err) {
     if (c->trace_dir && !di_path_is_dir(c->trace_dir))
         return di_fail(err, DI_ERR_NOT_FOUND, "trace-dir '%s': there is no such folder", c->trace_dir);
+    if (c->model_name && !*c->model_name)
+        return di_fail(err, DI_ERR_ARG, "served-model-name: an empty name");
     if (c->body_max < 1024 || c->connections_max < 1)
         return di_fail(err, DI_ERR_ARG, "max-body %lld and max-connections %lld, expected at least 1024 and 1",
                        (long long)c->body_max, (long long)c->connections_max);
@@ -241,6 +270,18 @@ void di_server_drain(di_server *s) {
     atomic_store(&s->phase, DI_DRAINING);
 }
 
+int64_t di_bodies_max(const di_server *s) {
+    return 16 * s->config.body_max;
+}
+
+int64_t di_keys_share(di_server *s) {
+    int64_t n = di_engine_places_max(di_server_engine(s));
+    pthread_mutex_lock(&s->keys.mutex);
+    bool has_others = s->keys.n > 1;
+    pthread_mutex_unlock(&s->keys.mutex);
+    return has_others && n > 1 ? n - DI_MAX(n / 4, 1) : 0;
+}
+
 bool di_server_is_idle(di_server *s) {
     return atomic_load(&s->metrics.n_active) == 0;
 }
@@ -251,7 +292,7 @@ static void hang_up_all(di_server *s) {
         pthread_mutex_lock(&s->live_mutex);
         for (di_exchange *x = s->live[i]; x; x = x->next_live) {
             pthread_mutex_lock(&x->mutex);
-            x->is_gone = true;
+            x->is_gone = x->is_gone || x->state != DI_ANSWERED; /* a reply that is complete may still be written */
             di_exchange_wake(x);
             pthread_mutex_unlock(&x->mutex);
         }
@@ -281,6 +322,8 @@ void di_server_destroy(di_server *s) {
             close(listening);
         if (s->engine)
             (void)di_engine_drain(s->engine, 0, &ignored);
+        atomic_store(&s->is_ending, true); /* from here on nobody is suspended anew */
+        hang_up_all(s);
         for (int i = 0; i < 100 && has_live(s); i++) {
             hang_up_all(s);
             const struct timespec pause = {.tv_nsec = 10000000};
@@ -300,6 +343,8 @@ void di_server_destroy(di_server *s) {
     pthread_mutex_destroy(&s->connections_mutex);
     pthread_mutex_destroy(&s->live_mutex);
     di_strbuf_deinit(&s->cert);
+    if (s->key_text.data)
+        explicit_bzero(s->key_text.data, s->key_text.len);
     di_strbuf_deinit(&s->key_text);
     free(s->model_name);
     free(s);

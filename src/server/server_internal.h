@@ -56,7 +56,11 @@ di_key *di_keys_find(di_keys *keys, const char *secret, size_t len);
 void di_key_release(di_key *key); /* NULL is fine */
 /* Counts a request of the key. False when it is over a limit: why, and *retry_s until it is worth trying again. */
 bool di_key_enter(di_key *key, int64_t now_ns, const char **why, int64_t *retry_s);
-void di_key_leave(di_key *key);
+/* Counts n more samples of it. False when it would be over its limit, or over `share` (0: none). */
+bool di_key_add(di_key *key, int64_t n, int64_t share, const char **why, int64_t *retry_s);
+void di_key_leave(di_key *key, int64_t n);
+/* Samples that one key may have where there are several: three quarters of the engine's places. 0: no limit. */
+int64_t di_keys_share(di_server *server);
 
 /* ---- metrics.c ---- */
 
@@ -101,10 +105,13 @@ int64_t di_retry_after_s(di_server *server);
 
 /* ---- work.c ---- */
 
+/* Of the threads, at most half are for long bodies and traces at once, so that short requests never wait for them all.
+ */
 typedef struct di_work {
     pthread_mutex_t mutex;
     pthread_cond_t more;
     di_exchange *first, *last; /* lock: mutex; a reference each */
+    int n_long;                /* threads that have long work. lock: mutex */
     bool is_stopping;          /* lock: mutex */
     pthread_t threads[4];
     int n_threads;
@@ -130,6 +137,8 @@ struct di_connection {
     int64_t written;    /* bytes of replies, as the socket counted them after the last one */
 };
 
+/* Bytes of replies that the other side has acknowledged. */
+int64_t di_connection_acked(const di_connection *c);
 /* Writes an error past libmicrohttpd, on a connection where it writes nothing and that is about to end. */
 void di_connection_write(const di_connection *c, int status, const char *reason, const char *message);
 
@@ -169,12 +178,12 @@ struct di_exchange {
     char request_id[160];
     char *origin; /* owned: CORS, "" none */
     bool is_origin_allowed;
-    di_key *key;      /* a reference; NULL: none was needed */
-    bool has_entered; /* the key counts it */
+    di_key *key;       /* a reference; NULL: none was needed */
+    int64_t n_entered; /* samples that the key counts for it */
     di_strbuf body;
+    int64_t charged; /* of server->body_bytes */
     int64_t start_ns;
     bool is_dispatched; /* the request is there as a whole */
-    bool is_replied;    /* libmicrohttpd has the reply */
     bool is_closing;    /* the connection ends behind the reply */
     bool is_last;       /* so the client wishes */
     bool is_active;     /* counted as a generation that runs */
@@ -196,7 +205,9 @@ struct di_exchange {
     di_exchange_state state; /* lock: mutex, as what follows */
     bool is_suspended;
     bool is_gone;    /* the client has hung up, or was cut off */
+    bool is_replied; /* libmicrohttpd has the reply */
     bool is_written; /* the whole reply is libmicrohttpd's: a client that leaves now has it, or nearly so */
+    int64_t acked;   /* bytes that the reader had taken when it was last looked at */
     bool wants_ping;
     int64_t sent_ns;        /* when the socket last took something, or the wait for it began */
     di_exchange *next_work; /* lock: work.mutex */
@@ -205,6 +216,11 @@ struct di_exchange {
 
 di_exchange *di_exchange_acquire(di_exchange *x);
 void di_exchange_release(di_exchange *x);
+/* Suspends the connection until it is woken. With the mutex held, on its HTTP thread. False: the server ends, and
+ * nobody may be suspended any more. */
+bool di_exchange_suspend(di_exchange *x);
+/* Its key counts it no longer: the reply is complete. On its HTTP thread. */
+void di_exchange_leave_key(di_exchange *x);
 /* Resumes the connection if it is suspended. With the mutex held. */
 void di_exchange_wake(di_exchange *x);
 /* The reply is complete: an error in the form of the route's API, or x->reply as it is. Wakes the connection. */
@@ -246,6 +262,11 @@ void di_generate_destroy(struct di_generate *g); /* NULL is fine */
 bool di_generate_check_model(di_exchange *x, const di_request *request);
 
 /* ---- routes.c, tokens.c, web.c ---- */
+
+/* The body as a request of an API, its model checked. NULL: the exchange has its answer. On work threads. */
+di_shared_request *di_exchange_open_request(di_exchange *x, di_api_kind api);
+/* The body as a JSON object. NULL: the exchange has its answer. */
+di_json *di_exchange_parse(di_exchange *x);
 
 /* The route of a path; *rest (a new text) is what its '*' stands for. NULL: none. */
 const di_route *di_route_find(const char *path, char **rest);
@@ -298,10 +319,11 @@ struct di_server {
     pthread_t loader;
     bool has_loader;
     int ready_fd;
-    di_engine *engine;          /* owned; set once, before phase says so */
-    _Atomic int phase;          /* of di_server_phase */
-    di_error load_error;        /* of DI_FAILED */
-    _Atomic int64_t body_bytes; /* of all bodies that are in memory */
+    _Atomic(di_engine *) engine; /* owned; NULL until it is loaded */
+    _Atomic bool is_ending;      /* nobody may be suspended any more */
+    _Atomic int phase;           /* of di_server_phase */
+    di_error load_error;         /* of DI_FAILED */
+    _Atomic int64_t body_bytes;  /* of all bodies that are in memory */
     _Atomic bool is_tracing;
 
     pthread_mutex_t connections_mutex;
@@ -310,6 +332,11 @@ struct di_server {
     di_exchange *live[DI_LIVE_BUCKETS]; /* lock: live_mutex */
     uint64_t id_last;                   /* lock: live_mutex */
 };
+
+const char *di_server_phase_name(di_server_phase phase); /* "loading", "ready", "draining", "failed" */
+/* Bytes that all bodies together may take, with what becomes of them. Small ones always have room. */
+enum { DI_BODY_SMALL = 65536 };
+int64_t di_bodies_max(const di_server *server);
 
 static inline di_server_phase di_server_phase_of(di_server *server) {
     return (di_server_phase)atomic_load(&server->phase);

@@ -9,11 +9,43 @@ static void write_ids(di_strbuf *out, const di_ids *ids) {
     di_strbuf_putc(out, ']');
 }
 
-/* Opens the body as a request of an API and checks its model. NULL: the exchange has its answer. */
-static di_shared_request *open_request(di_exchange *x, di_api_kind api) {
+/* What the values of a JSON text take in memory, at most: one for each separator. */
+static int64_t memory_of_values(const di_strbuf *text) {
+    enum { VALUE_BYTES = 56 };
+    int64_t n = 1;
+    for (size_t i = 0; i < text->len; i++)
+        n += text->data[i] == ',' || text->data[i] == ':' || text->data[i] == '[' || text->data[i] == '{';
+    return n * VALUE_BYTES;
+}
+
+/* Counts the memory of what is about to be parsed, up to the exchange's end. False: it is too much. */
+static bool charge_values(di_exchange *x) {
+    di_server *server = x->server;
+    int64_t n = memory_of_values(&x->body), most = di_bodies_max(server);
+    if (x->body.len <= DI_BODY_SMALL)
+        return true;
+    if (n + (int64_t)x->body.len > most / 2) {
+        di_exchange_fail(x, 413, NULL, "the body has too many values: they would take %lld MiB, at most %lld are taken",
+                         (long long)(n >> 20), (long long)(most >> 21));
+        return false;
+    }
+    if (atomic_fetch_add(&server->body_bytes, n) + n > most) {
+        atomic_fetch_sub(&server->body_bytes, n);
+        x->retry_s = 1;
+        di_exchange_fail(x, 503, NULL, "too many long bodies are there at once: try again later");
+        return false;
+    }
+    x->charged += n;
+    return true;
+}
+
+di_shared_request *di_exchange_open_request(di_exchange *x, di_api_kind api) {
     di_error err = {0};
     di_shared_request *shared;
-    di_status st = di_engine_request_open(x->server->engine, api, di_strbuf_str(&x->body), x->body.len, &shared, &err);
+    if (!charge_values(x))
+        return NULL;
+    di_status st =
+        di_engine_request_open(di_server_engine(x->server), api, di_strbuf_str(&x->body), x->body.len, &shared, &err);
     if (st)
         di_exchange_fail_status(x, st, shared ? di_shared_request_get(shared)->param : NULL, &err);
     if (!st && di_generate_check_model(x, di_shared_request_get(shared)))
@@ -29,11 +61,12 @@ static di_status write_prompt(di_exchange *x, di_shared_request *shared, size_t 
     const di_request *q = di_shared_request_get(shared);
     di_prompt prompt = {0};
     di_ids ids = {0};
-    di_status st = di_engine_request_encode(x->server->engine, shared, at, &prompt, &ids, err);
+    di_status st = di_engine_request_encode(di_server_engine(x->server), shared, at, &prompt, &ids, err);
     if (!st)
-        st = di_engine_ids_check(x->server->engine, &ids, err);
+        st = di_engine_ids_check(di_server_engine(x->server), &ids, err);
     if (!st && prompt.text.len == 0 && q->input != DI_INPUT_CHAT)
-        st = di_tokenizer_decode(di_engine_tokenizer(x->server->engine), ids.data, ids.len, false, &prompt.text, err);
+        st = di_tokenizer_decode(di_engine_tokenizer(di_server_engine(x->server)), ids.data, ids.len, false,
+                                 &prompt.text, err);
     if (!st) {
         di_strbuf_puts(&x->reply, "{\"prompt\":");
         di_json_write_string(&x->reply, di_strbuf_str(&prompt.text), prompt.text.len);
@@ -48,7 +81,7 @@ static di_status write_prompt(di_exchange *x, di_shared_request *shared, size_t 
 
 void di_run_render(di_exchange *x) {
     di_error err = {0};
-    di_shared_request *shared = open_request(x, x->route->api);
+    di_shared_request *shared = di_exchange_open_request(x, x->route->api);
     if (!shared)
         return;
     size_t n = di_shared_request_get(shared)->n_prompts;
@@ -73,10 +106,10 @@ void di_run_render(di_exchange *x) {
 void di_run_count_tokens(di_exchange *x) {
     di_error err = {0};
     di_ids ids = {0};
-    di_shared_request *shared = open_request(x, x->route->api);
+    di_shared_request *shared = di_exchange_open_request(x, x->route->api);
     if (!shared)
         return;
-    di_status st = di_engine_request_encode(x->server->engine, shared, 0, NULL, &ids, &err);
+    di_status st = di_engine_request_encode(di_server_engine(x->server), shared, 0, NULL, &ids, &err);
     di_shared_request_release(shared);
     if (st) {
         di_exchange_fail_status(x, st, NULL, &err);
@@ -95,7 +128,7 @@ static void write_token_strings(di_exchange *x, const di_ids *ids) {
     for (size_t i = 0; i < ids->len; i++) {
         di_strbuf text = {0};
         size_t n;
-        const char *bytes = di_tokenizer_bytes(di_engine_tokenizer(x->server->engine), ids->data[i], &n);
+        const char *bytes = di_tokenizer_bytes(di_engine_tokenizer(di_server_engine(x->server)), ids->data[i], &n);
         di_utf8_repair(&text, bytes, n);
         if (i > 0)
             di_strbuf_putc(&x->reply, ',');
@@ -107,7 +140,7 @@ static void write_token_strings(di_exchange *x, const di_ids *ids) {
 
 static void answer_tokenize(di_exchange *x, const di_ids *ids, bool has_strings) {
     di_strbuf_printf(&x->reply, "{\"count\":%zu,\"max_model_len\":%lld,\"tokens\":", ids->len,
-                     (long long)di_engine_context_max(x->server->engine));
+                     (long long)di_engine_context_max(di_server_engine(x->server)));
     write_ids(&x->reply, ids);
     di_strbuf_puts(&x->reply, ",\"token_strs\":");
     if (has_strings) {
@@ -119,10 +152,11 @@ static void answer_tokenize(di_exchange *x, const di_ids *ids, bool has_strings)
     di_exchange_answer(x, 200);
 }
 
-/* The body as an object; NULL: the exchange has its answer. */
-static di_json *parse_object(di_exchange *x) {
+di_json *di_exchange_parse(di_exchange *x) {
     di_json *body = NULL;
     di_error err = {0};
+    if (!charge_values(x))
+        return NULL;
     di_status st = di_json_parse(&body, di_strbuf_str(&x->body), x->body.len, &err);
     if (st == DI_ERR_MEMORY) {
         di_exchange_fail_status(x, st, NULL, &err);
@@ -137,7 +171,7 @@ static di_json *parse_object(di_exchange *x) {
 }
 
 void di_run_tokenize(di_exchange *x) {
-    di_json *body = parse_object(x);
+    di_json *body = di_exchange_parse(x);
     if (!body)
         return;
     bool is_chat = di_json_get(body, "messages") != NULL, has_strings = false;
@@ -155,12 +189,12 @@ void di_run_tokenize(di_exchange *x) {
                          problem);
         return;
     }
-    di_shared_request *shared = open_request(x, is_chat ? DI_API_CHAT : DI_API_COMPLETIONS);
+    di_shared_request *shared = di_exchange_open_request(x, is_chat ? DI_API_CHAT : DI_API_COMPLETIONS);
     if (!shared)
         return;
     di_error err = {0};
     di_ids ids = {0};
-    di_status st = di_engine_request_encode(x->server->engine, shared, 0, NULL, &ids, &err);
+    di_status st = di_engine_request_encode(di_server_engine(x->server), shared, 0, NULL, &ids, &err);
     di_shared_request_release(shared);
     if (st) {
         di_exchange_fail_status(x, st, NULL, &err);
@@ -193,11 +227,11 @@ static di_status read_tokens(const di_json *list, int32_t n_vocab, di_ids *ids, 
 }
 
 void di_run_detokenize(di_exchange *x) {
-    const di_tokenizer *tok = di_engine_tokenizer(x->server->engine);
+    const di_tokenizer *tok = di_engine_tokenizer(di_server_engine(x->server));
     di_error err = {0};
     di_ids ids = {0};
     di_strbuf text = {0};
-    di_json *body = parse_object(x);
+    di_json *body = di_exchange_parse(x);
     if (!body)
         return;
     const di_json *model = di_json_get(body, "model");

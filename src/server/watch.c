@@ -75,8 +75,13 @@ static bool check_exchange(di_exchange *x, int64_t now) {
         x->wants_ping = true;
         x->sent_ns = now;
         di_exchange_wake(x);
-    } else if (!x->is_suspended && x->is_replied && !x->is_gone) {
-        is_cut = is_past(x->sent_ns, now, c->write_timeout_s);
+    } else if (!x->is_suspended && x->is_replied && !x->is_gone && is_past(x->sent_ns, now, c->write_timeout_s)) {
+        /* The system asks for more only when much of its buffer is free: a slow reader is told from one that takes
+         * nothing by what it has acknowledged. */
+        int64_t acked = di_connection_acked(x->connection);
+        is_cut = acked == x->acked;
+        x->acked = acked;
+        x->sent_ns = now;
     }
     pthread_mutex_unlock(&x->mutex);
     return is_cut;

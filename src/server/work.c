@@ -4,26 +4,52 @@
 
 #include "server_internal.h"
 
+/* Long bodies, and what waits for steps. */
+static bool is_long(const di_exchange *x) {
+    return x->body.len > DI_BODY_SMALL || (x->route->flags & DI_ROUTE_LOCAL);
+}
+
+/* The first that may begin now; NULL: none. With the mutex held. */
+static di_exchange *take(di_work *work) {
+    di_exchange **link = &work->first, *before = NULL;
+    while (*link && is_long(*link) && work->n_long >= (int)DI_COUNT(work->threads) / 2) {
+        before = *link;
+        link = &(*link)->next_work;
+    }
+    di_exchange *x = *link;
+    if (!x)
+        return NULL;
+    *link = x->next_work;
+    if (work->last == x)
+        work->last = before;
+    return x;
+}
+
 static void *run_work(void *arg) {
     di_work *work = arg;
     (void)pthread_setname_np(pthread_self(), "serve-work");
+    pthread_mutex_lock(&work->mutex);
     for (;;) {
-        pthread_mutex_lock(&work->mutex);
-        while (!work->first && !work->is_stopping)
+        di_exchange *x = take(work);
+        if (!x && work->is_stopping && !work->first)
+            break;
+        if (!x) {
             pthread_cond_wait(&work->more, &work->mutex);
-        di_exchange *x = work->first;
-        if (x && !(work->first = x->next_work))
-            work->last = NULL;
-        pthread_mutex_unlock(&work->mutex);
-        if (!x)
-            return NULL;
-        if (di_exchange_is_gone(x)) {
-            di_exchange_answer(x, 499); /* nobody reads it */
-        } else {
-            x->route->run(x);
+            continue;
         }
+        bool has_long = is_long(x);
+        work->n_long += has_long;
+        pthread_mutex_unlock(&work->mutex);
+        if (!di_exchange_is_gone(x))
+            x->route->run(x);
         di_exchange_release(x);
+        pthread_mutex_lock(&work->mutex);
+        work->n_long -= has_long;
+        if (has_long)
+            pthread_cond_broadcast(&work->more); /* a long one may have been passed over */
     }
+    pthread_mutex_unlock(&work->mutex);
+    return NULL;
 }
 
 di_status di_work_start(di_work *work, di_error *err) {

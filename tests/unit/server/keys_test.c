@@ -87,10 +87,33 @@ static void requests_at_once_are_counted_by_key(void **state) {
     assert_false(di_key_enter(a, 1, &why, &retry_s));
     assert_true(retry_s >= 1);
     assert_true(di_key_enter(b, 1, &why, &retry_s));
-    di_key_leave(a);
+    di_key_leave(a, 1);
     assert_true(di_key_enter(a, 1, &why, &retry_s));
     di_key_release(a);
     di_key_release(b);
+    di_keys_deinit(&keys);
+}
+
+/* A request of several samples counts as several; where there are other keys, one can't have all places. */
+static void samples_count_and_leave_a_share_to_others(void **state) {
+    (void)state;
+    const char *why = "", *const given[] = {"alpha", "beta"};
+    int64_t retry_s = 0;
+    di_keys keys;
+    di_error err = {0};
+    di_keys_init(&keys, 5, 0);
+    di_test_ok(di_keys_load(&keys, given, 2, NULL, &err), &err);
+    di_key *a = find(&keys, "alpha");
+    assert_true(di_key_enter(a, 1, &why, &retry_s));
+    assert_true(di_key_add(a, 4, 0, &why, &retry_s));
+    assert_false(di_key_add(a, 1, 0, &why, &retry_s));
+    assert_contains(why, "at once");
+    di_key_leave(a, 5);
+    assert_true(di_key_enter(a, 1, &why, &retry_s));
+    assert_false(di_key_add(a, 3, 3, &why, &retry_s));
+    assert_contains(why, "share");
+    assert_true(di_key_add(a, 2, 3, &why, &retry_s));
+    di_key_release(a);
     di_keys_deinit(&keys);
 }
 
@@ -143,5 +166,6 @@ static void reading_again_keeps_counts_of_keys_that_stay(void **state) {
 
 DI_TEST_GROUP(keys, cmocka_unit_test(keys_of_options_and_file_are_found),
               cmocka_unit_test(bad_files_change_nothing_and_name_the_line),
-              cmocka_unit_test(requests_at_once_are_counted_by_key), cmocka_unit_test(rates_fill_again_with_time),
+              cmocka_unit_test(requests_at_once_are_counted_by_key),
+              cmocka_unit_test(samples_count_and_leave_a_share_to_others), cmocka_unit_test(rates_fill_again_with_time),
               cmocka_unit_test(reading_again_keeps_counts_of_keys_that_stay))

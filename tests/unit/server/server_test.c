@@ -21,7 +21,7 @@ static di_server *start(di_server_config *config, di_engine_config *engine) {
     engine->seqs_max = 4;
     engine->batch_tokens_max = 256;
     engine->chunk_max = 128;
-    engine->queue_max = 8;
+    engine->queue_max = 12;
     engine->context_max = 1024;
     di_server_config_init(config);
     config->engine = engine;
@@ -46,8 +46,8 @@ static int dial(int port) {
 static bool post(int fd, const char *path, const char *headers, const char *body) {
     char text[2000];
     int n = snprintf(text, sizeof text,
-                     "POST %s HTTP/1.1\r\nHost: here\r\nConnection: close\r\nContent-Length: %zu\r\n%s\r\n%s", path,
-                     strlen(body), headers, body);
+                     "POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %zu\r\n%s\r\n%s",
+                     path, strlen(body), headers, body);
     return send(fd, text, (size_t)n, MSG_NOSIGNAL) == n;
 }
 
@@ -114,6 +114,15 @@ static void what_is_wrong_gets_its_status(void **state) {
         {"/v1/completions", "Sec-Fetch-Site: cross-site\r\nOrigin: http://elsewhere\r\n", "{}", 403, "another origin"},
         {"/trace", "X-Forwarded-For: 10.0.0.1\r\n", "{}", 403, "loopback"},
         {"/trace", "", "{}", 404, "--trace-dir"},
+        {"/trace%00", "", "{}", 404, "there is nothing at"},
+        {"http://localhost/trace", "", "{}", 404, "--trace-dir"},
+        {"/v1/completions", "Origin: http://elsewhere\r\n", "{}", 403, "--cors-origin"},
+        {"/v1/completions", "", "{\"prompt\":[\"a\",\"b\",\"c\",\"d\"],\"n\":5}", 400, "n: 20, expected 1 to 16"},
+        {"/v1/completions", "", "{\"prompt\":\"a\",\"prompt_logprobs\":1}", 400, "\"param\":\"prompt_logprobs\""},
+        {"/v1/completions", "", "{\"prompt\":\"a\",\"n\":16,\"logprobs\":20,\"max_tokens\":1040}", 400, "or a stream"},
+        {"/v1/completions", "", "{\"prompt\":\"a\",\"logit_bias\":{\"999999\":1}}", 400, "logit_bias"},
+        {"/v1/messages", "", "{\"max_tokens\":3,\"messages\":[{\"role\":\"x\",\"content\":\"a\"}]}", 400,
+         "messages.0.role: "},
         {"/detokenize", "", "{\"tokens\":[99999999]}", 400, "tokens[0]"},
     };
     di_server_config config;
@@ -129,6 +138,48 @@ static void what_is_wrong_gets_its_status(void **state) {
     di_server_destroy(server);
 }
 
+/* What the two APIs without choices don't know must not end the server. */
+static void one_reply_has_one_sample(void **state) {
+    (void)state;
+    di_server_config config;
+    di_engine_config engine;
+    di_server *server = start(&config, &engine);
+    static char reply[20000];
+    assert_int_equal(ask(di_server_port(server), "/v1/responses", "",
+                         "{\"input\":\"Hi\",\"n\":3,\"max_output_tokens\":3}", reply, sizeof reply),
+                     200);
+    assert_contains(reply, "\"object\":\"response\"");
+    assert_int_equal(ask(di_server_port(server), "/v1/messages", "",
+                         "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"n\":3,\"max_tokens\":3}", reply,
+                         sizeof reply),
+                     200);
+    di_server_destroy(server);
+}
+
+/* Every route while the model is loaded and while the server ends before it was. */
+static void before_the_model_is_there_routes_say_so(void **state) {
+    (void)state;
+    static const char *const paths[] = {"/v1/completions", "/tokenize", "/detokenize", "/v1/responses/render",
+                                        "/trace"};
+    di_server_config config;
+    di_engine_config engine;
+    di_server *server;
+    di_error err = {0};
+    static char reply[20000];
+    di_engine_config_init(&engine, sizeof engine);
+    engine.model = "/nowhere/at/all";
+    di_server_config_init(&config);
+    config.engine = &engine;
+    di_test_ok(di_server_create(&config, &server, &err), &err);
+    assert_int_equal(di_server_wait_ready(server, &err), DI_ERR_NOT_FOUND);
+    for (int is_draining = 0; is_draining < 2; is_draining++) {
+        for (size_t i = 0; i < DI_COUNT(paths); i++)
+            assert_int_equal(ask(di_server_port(server), paths[i], "", "{}", reply, sizeof reply), 503);
+        di_server_drain(server);
+    }
+    di_server_destroy(server);
+}
+
 /* ---- many at once -------------------------------------------------------------------------------------------------
  */
 
@@ -136,6 +187,7 @@ enum { CLIENTS = 8 };
 
 typedef struct client {
     int port, n_requests;
+    bool is_short; /* its requests are for a work thread alone */
     uint64_t rng;
     int n_answers, n_busy, n_odd;
     pthread_t thread;
@@ -179,8 +231,13 @@ static void one_request(client *c) {
 
 static void *run_client(void *arg) {
     client *c = arg;
-    for (int i = 0; i < c->n_requests; i++)
-        one_request(c);
+    char reply[4096];
+    for (int i = 0; i < c->n_requests; i++) {
+        if (c->is_short)
+            (void)ask(c->port, "/tokenize", "", "{\"prompt\":\"The fox\"}", reply, sizeof reply);
+        else
+            one_request(c);
+    }
     return NULL;
 }
 
@@ -244,6 +301,26 @@ static void it_can_end_in_the_middle_of_streams(void **state) {
         pthread_join(clients[i].thread, NULL);
 }
 
+/* Short requests that come all the time must not be suspended where nobody wakes them any more. */
+static void it_can_end_among_short_requests(void **state) {
+    (void)state;
+    for (int round = 0; round < (di_test_is_sanitized() ? 2 : 6); round++) {
+        di_server_config config;
+        di_engine_config engine;
+        di_server *server = start(&config, &engine);
+        client clients[CLIENTS];
+        const struct timespec pause = {.tv_nsec = 10000000 + round * 7000000};
+        for (int i = 0; i < CLIENTS; i++) {
+            clients[i] = (client){.port = di_server_port(server), .n_requests = 60, .is_short = true};
+            assert_int_equal(pthread_create(&clients[i].thread, NULL, run_client, &clients[i]), 0);
+        }
+        nanosleep(&pause, NULL);
+        di_server_destroy(server);
+        for (int i = 0; i < CLIENTS; i++)
+            pthread_join(clients[i].thread, NULL);
+    }
+}
+
 static void while_it_drains_work_is_refused_and_health_says_so(void **state) {
     (void)state;
     di_server_config config;
@@ -265,7 +342,8 @@ static void while_it_drains_work_is_refused_and_health_says_so(void **state) {
 }
 
 DI_TEST_GROUP(server, cmocka_unit_test(answers_are_those_of_the_engine_alone),
-              cmocka_unit_test(what_is_wrong_gets_its_status),
+              cmocka_unit_test(what_is_wrong_gets_its_status), cmocka_unit_test(one_reply_has_one_sample),
+              cmocka_unit_test(before_the_model_is_there_routes_say_so),
               cmocka_unit_test(clients_that_leave_give_everything_back),
-              cmocka_unit_test(it_can_end_in_the_middle_of_streams),
+              cmocka_unit_test(it_can_end_in_the_middle_of_streams), cmocka_unit_test(it_can_end_among_short_requests),
               cmocka_unit_test(while_it_drains_work_is_refused_and_health_says_so))
