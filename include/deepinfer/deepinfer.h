@@ -263,6 +263,7 @@ typedef struct di_engine_event {
     size_t text_len;
     /* DONE */
     const di_engine_result *result;
+    int64_t n_cached; /* all: tokens of the prompt that did not have to be run */
 } di_engine_event;
 
 /* Takes the events of a request, in order, on the engine's thread, which waits meanwhile: be quick. It may submit and

@@ -192,6 +192,7 @@ class Event(Structure):
         ("text", c_void_p),
         ("text_len", c_size_t),
         ("result", POINTER(Result)),
+        ("n_cached", c_int64),
     ]
 
 

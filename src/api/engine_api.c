@@ -78,14 +78,14 @@ static void ticket_retire(di_engine *e, di_engine_ticket *t) {
 }
 
 /* What the core would refuse later is refused here where it takes no more than a look. */
-static di_status check_prompt(const di_engine *e, const di_engine_ticket *t, di_error *err) {
+di_status di_engine_prompt_check(const di_engine *e, const di_request *q, const di_ids *ids, di_error *err) {
     int64_t context = e->loaded.plan.engine.context_max;
-    if (t->ids.len == 0)
+    if (ids->len == 0)
         return di_fail(err, DI_ERR_REQUEST, "the prompt is empty: expected at least one token");
-    if (t->ids.len >= (uint64_t)context)
+    if (ids->len >= (uint64_t)context)
         return di_fail(err, DI_ERR_REQUEST, "the prompt has %zu tokens, the context holds %lld with the answer",
-                       t->ids.len, (long long)context);
-    return di_sampling_check_vocab(&t->shared->request.sampling, e->loaded.config.vocab, err);
+                       ids->len, (long long)context);
+    return di_sampling_check_vocab(&q->sampling, e->loaded.config.vocab, err);
 }
 
 /* Everything but who gets the events. */
@@ -93,7 +93,7 @@ static di_status ticket_fill(di_engine *e, di_engine_ticket *t, size_t prompt_id
     const di_request *q = &t->shared->request;
     di_status st = di_engine_request_encode(e, t->shared, prompt_idx, NULL, &t->ids, err);
     if (!st)
-        st = check_prompt(e, t, err);
+        st = di_engine_prompt_check(e, q, &t->ids, err);
     if (st)
         return st;
     t->max_tokens = di_request_max_tokens(q, (int64_t)t->ids.len, e->loaded.plan.engine.context_max);
@@ -291,10 +291,11 @@ static const di_engine_logprob *pairs_of(const di_logprob *top) {
     return (const di_engine_logprob *)(const void *)top;
 }
 
-static int send(const di_engine_ticket *t, di_engine_event *event, int32_t index) {
+static int send(const di_engine_ticket *t, di_engine_event *event, const di_generation *gen) {
     event->struct_size = sizeof *event;
     event->id = t->id;
-    event->index = index;
+    event->index = gen->index;
+    event->n_cached = gen->n_cached;
     return t->callback(t->user, event);
 }
 
@@ -309,10 +310,10 @@ static int send_token(const di_engine_ticket *t, const di_generation *gen) {
                     .n_top = gen->top ? gen->n_top : 0,
                     .call_id = -1,
                 },
-                gen->index);
+                gen);
 }
 
-static int send_output(const di_engine_ticket *t, int32_t index, const di_parser_event *parsed) {
+static int send_output(const di_engine_ticket *t, const di_generation *gen, const di_parser_event *parsed) {
     static const di_engine_output outputs[] = {
         [DI_PARSER_REASONING] = DI_ENGINE_REASONING,   [DI_PARSER_CONTENT] = DI_ENGINE_CONTENT,
         [DI_PARSER_CALL_BEGIN] = DI_ENGINE_CALL_BEGIN, [DI_PARSER_CALL_ARGS] = DI_ENGINE_CALL_ARGS,
@@ -329,7 +330,7 @@ static int send_output(const di_engine_ticket *t, int32_t index, const di_parser
                     .text = parsed->text,
                     .text_len = parsed->len,
                 },
-                index);
+                gen);
 }
 
 static int64_t since(int64_t start_ns, int64_t end_ns) {
@@ -373,7 +374,7 @@ static void send_done(const di_engine_ticket *t, const di_generation *gen, const
     };
     if (gen->finish == DI_FINISH_ERROR)
         view.result.error = gen->error;
-    send(t, &(di_engine_event){.kind = DI_ENGINE_DONE, .call_id = -1, .result = &view.result}, gen->index);
+    send(t, &(di_engine_event){.kind = DI_ENGINE_DONE, .call_id = -1, .result = &view.result}, gen);
 }
 
 /* Sends a sample's last event, gives its place back, and frees the ticket with the last sample. */
@@ -402,12 +403,12 @@ static di_status on_event(void *user, const di_generation *gen, const di_core_ev
             stop = send(
                 t,
                 &(di_engine_event){.kind = DI_ENGINE_TEXT, .call_id = -1, .text = event->text, .text_len = event->len},
-                gen->index);
+                gen);
         break;
     case DI_CORE_OUTPUT:
         st = di_reply_push(&sample->reply, event->parsed, err);
         if (!st && t->events & DI_ENGINE_WANTS_TEXT)
-            stop = send_output(t, gen->index, event->parsed);
+            stop = send_output(t, gen, event->parsed);
         break;
     case DI_CORE_DONE:
         if (sample->is_cut && gen->finish == DI_FINISH_ERROR) {

@@ -110,6 +110,8 @@ struct di_shared_request {
 
 /* An empty one with one reference. */
 di_status di_shared_request_create(di_shared_request **out, di_error *err);
+/* What can be seen of a prompt without running it. */
+di_status di_engine_prompt_check(const di_engine *engine, const di_request *request, const di_ids *ids, di_error *err);
 /* What this engine can't do, of all that a request may ask for. */
 di_status di_engine_request_check(const di_engine *engine, const di_request *request, di_error *err);
 

@@ -51,8 +51,9 @@ di_status di_engine_request_open(di_engine *e, di_api_kind api, const char *body
     di_request_options options = e->defaults;
     options.logprobs_max = LOGPROBS_MAX;
     st = di_request_parse(&(*out)->request, api, body, len, &options, err);
-    if (!st)
-        st = di_engine_request_check(e, &(*out)->request, err);
+    di_request *q = &(*out)->request;
+    if (!st && (st = di_engine_request_check(e, q, err)) && q->n_images == 0 && e->loaded.tok)
+        snprintf(q->param, sizeof q->param, "%s", q->n_prompts > 1 ? "prompt" : "n");
     if (st)
         atomic_fetch_add(&e->n_refused_invalid, 1);
     return st;
@@ -70,6 +71,22 @@ di_status di_engine_ids_check(const di_engine *e, const di_ids *ids, di_error *e
                            e->loaded.config.vocab - 1);
     }
     return DI_OK;
+}
+
+di_status di_engine_request_try(di_engine *e, const di_shared_request *s, size_t prompt_idx, di_error *err) {
+    di_ids ids = {0};
+    di_status st = di_engine_request_encode(e, s, prompt_idx, NULL, &ids, err);
+    if (!st)
+        st = di_engine_ids_check(e, &ids, err);
+    if (!st)
+        st = di_engine_prompt_check(e, &s->request, &ids, err);
+    di_ids_deinit(&ids);
+    if (st && s->request.n_prompts > 1) {
+        char where[48];
+        snprintf(where, sizeof where, "prompt[%zu]", prompt_idx);
+        st = di_error_context(err, st, "%s", where);
+    }
+    return st;
 }
 
 di_status di_engine_warm(di_engine *e, di_error *err) {

@@ -113,7 +113,8 @@ di_status di_reply_stream_token(di_reply_stream *s, const di_tokenizer *tok, int
  * NULL. Sent as the first chunk. */
 di_status di_reply_stream_echo(di_reply_stream *s, const di_tokenizer *tok, const int32_t *ids, size_t n_ids,
                                const float *logprobs, const di_logprob *top, int32_t n_top, di_error *err);
-/* Chat, completions: the seed that the sample's tokens were drawn with, which the choice then names (has_details). */
+/* The seed that the sample's tokens were drawn with, which the choice (chat, completions), the response (Responses), or
+ * the message and its last delta (messages) then name (has_details). */
 void di_reply_stream_seed(di_reply_stream *s, uint64_t seed);
 /* The closing events. finish is di_parser_finish_reason's; stop_text the stop string that was found, else NULL;
  * completed_s the time (Responses). usage NULL: another choice of the same response still runs, so neither usage nor

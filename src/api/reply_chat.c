@@ -36,16 +36,6 @@ static di_json *finish_json(const di_reply_stream *s, bool is_last) {
     return is_last ? di_reply_string(di_finish_name(s->finish)) : di_json_new_null();
 }
 
-/* A choice that has ended, with its seed where there is one; taken over. */
-static di_json *with_seed(const di_reply_stream *s, di_json *choice, bool is_last) {
-    if (choice == NULL || !is_last || !s->has_seed || !s->head.has_details ||
-        di_json_set(choice, "seed", di_json_new_uint(s->seed))) {
-        return choice;
-    }
-    di_json_free(choice);
-    return NULL;
-}
-
 /* A chunk of a choice, which it takes over. */
 static di_json *chunk_json(const di_reply_stream *s, di_json *choice, bool is_last) {
     const di_reply_head *h = &s->head;
@@ -113,7 +103,7 @@ static di_json *chat_logprobs(di_json *content) {
 static di_json *chat_chunk(const di_reply_stream *s, di_json *delta, di_json *logprobs, bool is_last) {
     di_json *choice = di_reply_object("index", di_json_new_int(s->head.choice_id), "delta", delta, "logprobs",
                                       chat_logprobs(logprobs), "finish_reason", finish_json(s, is_last), NULL);
-    return chunk_json(s, with_seed(s, choice, is_last), is_last);
+    return chunk_json(s, is_last ? di_reply_with_seed(s, choice) : choice, is_last);
 }
 
 /* A delta of content or reasoning, taken over; with thinking on every text delta has both keys. */
@@ -203,7 +193,7 @@ static di_json *chat_choice(const di_reply_stream *s) {
     di_json *choice =
         di_reply_object("index", di_json_new_int(s->head.choice_id), "message", di_reply_message(&s->reply), "logprobs",
                         chat_logprobs(di_json_ref(s->logprobs)), "finish_reason", finish_json(s, true), NULL);
-    return with_seed(s, choice, true);
+    return di_reply_with_seed(s, choice);
 }
 
 const di_reply_ops di_reply_chat_ops = {
@@ -230,7 +220,7 @@ static di_json *text_choice(const di_reply_stream *s, di_json *text, di_json *lo
     di_json *choice = di_reply_object("text", text, "index", di_json_new_int(s->head.choice_id), "logprobs",
                                       logprobs != NULL ? logprobs : di_json_new_null(), "finish_reason",
                                       finish_json(s, is_last), NULL);
-    return with_seed(s, choice, is_last);
+    return is_last ? di_reply_with_seed(s, choice) : choice;
 }
 
 static di_json *text_piece(const di_reply_stream *s, di_reply_part part, const di_reply_piece *piece,

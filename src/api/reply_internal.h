@@ -79,7 +79,7 @@ struct di_reply_stream {
     bool has_stop_text;
     di_strbuf stop_text; /* the stop string that was found */
     bool has_usage;
-    bool has_seed; /* chat, completions: the choice names the seed of its tokens */
+    bool has_seed; /* the seed of the tokens is named where the sample ends */
     uint64_t seed;
     di_reply_usage usage;
     di_json *logprobs_new; /* owned; of tokens whose text is not sent yet, NULL = none */
@@ -103,6 +103,8 @@ struct di_reply_stream {
 di_json *di_reply_object(const char *key, ...) __attribute__((sentinel));
 /* An array of one value, which it takes over. */
 di_json *di_reply_array_of(di_json *value);
+/* What tells of the sample's end, with its seed where there is one to be named; taken over, NULL stays NULL. */
+di_json *di_reply_with_seed(const di_reply_stream *s, di_json *object);
 /* Strings, as di_json_new_string makes them. */
 di_json *di_reply_string(const char *text);
 di_json *di_reply_strbuf(const di_strbuf *text);

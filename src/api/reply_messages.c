@@ -154,9 +154,10 @@ static di_status messages_finish(di_reply_stream *s, di_error *err) {
     }
     di_json *sequence, *reason = stop_json(s, &sequence);
     di_json *delta = di_reply_object("stop_reason", reason, "stop_sequence", sequence, NULL);
-    st = di_reply_send(
-        s, "message_delta",
-        di_reply_object("type", di_reply_string("message_delta"), "delta", delta, "usage", usage_json(s), NULL), err);
+    st = di_reply_send(s, "message_delta",
+                       di_reply_with_seed(s, di_reply_object("type", di_reply_string("message_delta"), "delta", delta,
+                                                             "usage", usage_json(s), NULL)),
+                       err);
     if (st != DI_OK) {
         return st;
     }
@@ -203,7 +204,7 @@ static di_json *messages_response(const di_reply_stream *s) {
         return NULL;
     }
     di_json *sequence, *reason = stop_json(s, &sequence);
-    return message_json(s, content, reason, sequence);
+    return di_reply_with_seed(s, message_json(s, content, reason, sequence));
 }
 
 const di_reply_ops di_reply_messages_ops = {

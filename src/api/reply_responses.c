@@ -358,7 +358,7 @@ static di_json *responses_response(const di_reply_stream *s) {
         di_json_free(error);
         error = di_reply_object("code", di_reply_string("server_error"), "message", di_reply_string(s->failure), NULL);
     }
-    return di_reply_object(
+    di_json *response = di_reply_object(
         "id", di_reply_string(s->head.id), "object", di_reply_string("response"), "created_at",
         di_json_new_int(s->head.created_s), "status", di_reply_string(status_text(s)), "background",
         di_json_new_bool(false), "completed_at",
@@ -383,6 +383,7 @@ static di_json *responses_response(const di_reply_stream *s) {
         echo(s, "truncation", di_reply_string("disabled")), "usage",
         s->is_finished && s->has_usage ? usage_json(s) : di_json_new_null(), "user",
         echo(s, "user", di_json_new_null()), "metadata", echo(s, "metadata", di_json_new_object()), NULL);
+    return s->is_finished ? di_reply_with_seed(s, response) : response;
 }
 
 /* ---- the stream ---- */

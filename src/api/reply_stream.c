@@ -89,6 +89,15 @@ di_status di_reply_stream_push(void *user, const di_parser_event *event, di_erro
     return DI_OK;
 }
 
+di_json *di_reply_with_seed(const di_reply_stream *s, di_json *object) {
+    if (object == NULL || !s->has_seed || !s->head.has_details ||
+        di_json_set(object, "seed", di_json_new_uint(s->seed))) {
+        return object;
+    }
+    di_json_free(object);
+    return NULL;
+}
+
 void di_reply_stream_seed(di_reply_stream *s, uint64_t seed) {
     s->has_seed = true;
     s->seed = seed;

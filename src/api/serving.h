@@ -30,6 +30,9 @@ di_status di_engine_request_encode(di_engine *engine, const di_shared_request *s
 /* Whether the model has all of these ids; the engine itself finds out when it takes a prompt. DI_ERR_REQUEST. */
 di_status di_engine_ids_check(const di_engine *engine, const di_ids *ids, di_error *err);
 
+/* Whether the engine would take one of its prompts, by its ids and length. */
+di_status di_engine_request_try(di_engine *engine, const di_shared_request *shared, size_t prompt_idx, di_error *err);
+
 /* What a server adds to what the body says. */
 typedef struct di_serving_options {
     const char *caller;   /* who asks, for fair shares; NULL: what the body says */

@@ -441,6 +441,9 @@ static const char *env_value(char *const *envp, const char *name, size_t len) {
 
 /* Sets a list from a variable, one entry a line. */
 static di_status set_lines(di_options *opt, int id, const char *name, const char *text, di_error *err) {
+    if (text[strspn(text, "\n")] == '\0') {
+        return di_fail(err, DI_ERR_ARG, "%s: found nothing, expected a text a line, or the name unset", name);
+    }
     while (*text) {
         size_t len = strcspn(text, "\n");
         if (len > 0) {
@@ -490,8 +493,8 @@ static di_status read_environment(di_options *opt, char *const *envp, di_strbuf 
         int n = di_option_env_names(row, names, lens);
         for (int i = 0; i < n; i++) {
             const char *found = env_value(envp, names[i], lens[i]);
-            if (!found || !*found) {
-                continue; /* empty is unset */
+            if (!found || (!*found && row->type != DI_OPTION_LIST)) {
+                continue; /* empty is unset, but for lists: a secret that came out empty must not open a server */
             }
             if (value && strcmp(value, found) != 0) {
                 return di_fail(err, DI_ERR_ARG, "%.*s is '%s' and %.*s is '%s': they are one option, set one of them",

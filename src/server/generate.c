@@ -55,7 +55,8 @@ typedef struct choice {
     const part *part;
     di_reply_stream *stream; /* owned */
     bool is_started;
-    int64_t last_ns; /* when its last piece came; the engine's thread alone */
+    int64_t n_cached; /* of the prompt. lock: x->mutex */
+    int64_t last_ns;  /* when its last piece came; the engine's thread alone */
     /* For `echo`, copied when the sample has ended: [n_prompt], [n_prompt, n_top]. */
     float *prompt_logprobs;
     di_logprob *prompt_top;
@@ -214,6 +215,7 @@ static int on_event(void *user, const di_engine_event *event) {
     }
     pthread_mutex_lock(&x->mutex);
     bool is_unread = x->is_gone || g->is_refused;
+    g->choices[at].n_cached = event->n_cached;
     switch (event->kind) {
     case DI_ENGINE_TOKEN:
         if (!is_unread)
@@ -358,7 +360,12 @@ static di_status submit_parts(di_exchange *x, di_shared_request *shared, di_erro
     const di_request *q = di_shared_request_get(shared);
     di_engine *engine = di_server_engine(x->server);
     int64_t n = (int64_t)q->n_prompts * q->n;
-    di_status st = di_engine_places_take(engine, n, err);
+    di_status st = DI_OK;
+    /* Before any of several is begun, all are known to be good: what is refused has begun nothing. */
+    for (size_t i = 0; !st && q->n_prompts > 1 && i < q->n_prompts && !di_exchange_is_gone(x); i++)
+        st = di_engine_request_try(engine, shared, i, err);
+    if (!st)
+        st = di_engine_places_take(engine, n, err);
     if (st)
         return st;
     st = make_generate(x, shared, err);
@@ -488,7 +495,10 @@ void di_generate_destroy(struct di_generate *g) {
  */
 
 static di_status start_choice(di_exchange *x, struct di_generate *g, choice *c, di_error *err) {
-    const di_reply_usage usage = {.prompt_tokens = c->part->n_prompt};
+    di_reply_usage usage = {.prompt_tokens = c->part->n_prompt};
+    pthread_mutex_lock(&x->mutex);
+    usage.cached_tokens = c->n_cached;
+    pthread_mutex_unlock(&x->mutex);
     c->is_started = true;
     di_status st = di_reply_stream_start(c->stream, &usage, err);
     if (!st && g->q->echo)
