@@ -15,8 +15,8 @@ static char out[65536];
 static void help_lists_the_commands(void **state) {
     (void)state;
     assert_int_equal(run("", "--help", out, sizeof out), 0);
-    static const char *const names[] = {"run",   "chat",    "bench", "tokenize", "encode",
-                                        "parse", "grammar", "info",  "version"};
+    static const char *const names[] = {"run",    "chat",  "serve",   "bench", "tokenize",
+                                        "encode", "parse", "grammar", "info",  "version"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         char line[32], args[32];
         snprintf(line, sizeof line, "\n  %-10s ", names[i]);
@@ -32,7 +32,7 @@ static void help_lists_the_commands(void **state) {
             assert_contains(help, common[c]);
         }
     }
-    assert_null(strstr(out, "serve")); /* a command is listed from the day that it works */
+    assert_null(strstr(out, "download")); /* a command is listed from the day that it works */
 }
 
 static void no_command_is_a_usage_error(void **state) {
@@ -45,8 +45,8 @@ static void unknown_commands_are_refused_with_the_nearest(void **state) {
     (void)state;
     assert_int_equal(run("", "tokenise", out, sizeof out), 2);
     assert_string_equal(out, "deepinfer: unknown command 'tokenise', did you mean 'tokenize'?\n");
-    assert_int_equal(run("", "serve", out, sizeof out), 2);
-    assert_contains(out, "unknown command 'serve', 'deepinfer --help' lists them");
+    assert_int_equal(run("", "download", out, sizeof out), 2);
+    assert_contains(out, "unknown command 'download', 'deepinfer --help' lists them");
 }
 
 static void usage_errors_have_status_2(void **state) {
@@ -62,12 +62,24 @@ static void usage_errors_have_status_2(void **state) {
         {"run --regex a --ebnf f x", "--regex and --ebnf: expected one of them"},
         {"run one two", "found 'two'"},
         {"version extra", "'deepinfer version' takes no arguments, found 'extra'"},
+        {"serve --port 70000", "--port: found '70000', expected an integer from 0 to 65535"},
+        {"serve --max-body 10", "expected a number of bytes from 1024"},
+        {"serve --api-key ''", "--api-key: found ''"},
+        {"serve --tls-cert x --port 0", "tls-cert without tls-key"},
+        {"serve --served-model-name '' --port 0", "served-model-name: an empty name"},
         {"version --raw", "option '--raw' is not one of 'deepinfer version'"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         assert_int_equal(run("", cases[i][0], out, sizeof out), 2);
         assert_contains(out, cases[i][1]);
     }
+}
+
+/* A secret that came out empty doesn't open a server to everybody. */
+static void an_empty_list_of_keys_is_an_error(void **state) {
+    (void)state;
+    assert_int_equal(run("DEEPINFER_API_KEY=", "serve --port 0", out, sizeof out), 2);
+    assert_contains(out, "DEEPINFER_API_KEY: found nothing");
 }
 
 static void version_names_backends_and_instruction_sets(void **state) {
@@ -129,7 +141,7 @@ static void a_reader_that_goes_away_is_status_1(void **state) {
 
 DI_TEST_GROUP(cli, cmocka_unit_test(help_lists_the_commands), cmocka_unit_test(no_command_is_a_usage_error),
               cmocka_unit_test(unknown_commands_are_refused_with_the_nearest),
-              cmocka_unit_test(usage_errors_have_status_2),
+              cmocka_unit_test(usage_errors_have_status_2), cmocka_unit_test(an_empty_list_of_keys_is_an_error),
               cmocka_unit_test(version_names_backends_and_instruction_sets),
               cmocka_unit_test(variables_are_read_and_checked), cmocka_unit_test(a_full_disk_is_status_4),
               cmocka_unit_test(a_reader_that_goes_away_is_status_1))

@@ -255,7 +255,7 @@ static void assert_all_given_back(di_server *server) {
     for (int i = 0; i < 3000; i++) {
         di_engine_stats(di_server_engine(server), &s);
         if (s.n_running + s.n_waiting == 0 && s.n_submitted == s.n_finished && di_server_is_idle(server) &&
-            atomic_load(&server->metrics.n_connections) == 0)
+            atomic_load(&server->metrics.n_connections) == 0 && atomic_load(&server->body_bytes) == 0)
             break;
         nanosleep(&pause, NULL);
     }
