@@ -123,7 +123,7 @@ void di_work_stop(di_work *work);
 /* Has a thread call x->route->run(x). Takes a reference over. */
 void di_work_add(di_work *work, di_exchange *x);
 
-/* ---- connections and exchanges (exchange.c) ---- */
+/* ---- connections (connection.c), heads (head.c) and exchanges (exchange.c) ---- */
 
 struct di_connection {
     di_connection *previous, *next; /* lock: server->connections_mutex, as what follows */
@@ -137,7 +137,8 @@ struct di_connection {
     int64_t written;    /* bytes of replies, as the socket counted them after the last one */
 };
 
-/* Bytes of replies that the other side has acknowledged. */
+/* Bytes of replies that the system has been given for the other side, and those that it has acknowledged. */
+int64_t di_connection_written(const di_connection *c);
 int64_t di_connection_acked(const di_connection *c);
 /* Writes an error past libmicrohttpd, on a connection where it writes nothing and that is about to end. */
 void di_connection_write(const di_connection *c, int status, const char *reason, const char *message);
@@ -214,6 +215,15 @@ struct di_exchange {
     di_exchange *next_live; /* lock: server->live_mutex */
 };
 
+/* Bytes of a body that nobody wants which are still read, so that the client can see the answer. */
+enum { DI_DISCARD_MAX = 64 << 20 };
+
+/* A new exchange for a request whose head is there, with its refusal (status above 0) where there is one; NULL when
+ * memory is short. On an HTTP thread. */
+di_exchange *di_exchange_begin(di_server *server, struct MHD_Connection *http, const char *url, const char *method,
+                               const char *version);
+/* Puts it into the table of those that are there; it leaves with its end. */
+void di_exchange_enlist(di_exchange *x);
 di_exchange *di_exchange_acquire(di_exchange *x);
 void di_exchange_release(di_exchange *x);
 /* Suspends the connection until it is woken. With the mutex held, on its HTTP thread. False: the server ends, and
