@@ -128,6 +128,7 @@ typedef struct di_request {
     bool is_format_lax; /* of a schema, keywords that can't be guaranteed are left out instead of refused */
 
     bool is_stream, stream_usage;
+    bool stream_counts; /* stream_options.continuous_usage_stats: with stream_usage, each chunk has the tokens so far */
     size_t n_images;
     const di_chat_part **images; /* in prompt order; a model without vision must refuse n_images > 0 */
     size_t n_namespace_tools;

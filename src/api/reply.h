@@ -67,11 +67,12 @@ typedef struct di_reply_usage {
 typedef struct di_reply_head {
     const char *id; /* of the response: "chatcmpl-...", "cmpl-...", "resp_...", "msg_..." */
     const char *model;
-    int64_t created_s;    /* Unix time */
-    bool has_reasoning;   /* thinking is on */
-    bool has_chunk_usage; /* chat, completions: stream_options.include_usage, every chunk has the key `usage` */
+    int64_t created_s;      /* Unix time */
+    bool has_reasoning;     /* thinking is on */
+    bool has_chunk_usage;   /* chat, completions: stream_options.include_usage, every chunk has the key `usage` */
+    bool has_running_usage; /* chat, completions: it says what there is by then, by di_reply_stream_count */
     /* usage says all that clients' types have: chat, completions: completion_tokens_details (reasoning, drafts);
-     * Responses: cache_write_tokens, which is 0. */
+     * Responses: cache_write_tokens, which is 0. And the end of a sample names its seed. */
     bool has_details;
     bool is_echo_only;      /* completions: di_request's; what comes behind the echo is left out */
     int64_t choice_id;      /* chat, completions: index of the choice */
@@ -113,6 +114,8 @@ di_status di_reply_stream_token(di_reply_stream *s, const di_tokenizer *tok, int
  * NULL. Sent as the first chunk. */
 di_status di_reply_stream_echo(di_reply_stream *s, const di_tokenizer *tok, const int32_t *ids, size_t n_ids,
                                const float *logprobs, const di_logprob *top, int32_t n_top, di_error *err);
+/* Tokens of the output so far, for has_running_usage. */
+void di_reply_stream_count(di_reply_stream *s, int64_t n_tokens);
 /* The seed that the sample's tokens were drawn with, which the choice (chat, completions), the response (Responses), or
  * the message and its last delta (messages) then name (has_details). */
 void di_reply_stream_seed(di_reply_stream *s, uint64_t seed);

@@ -43,7 +43,7 @@ static di_json *chunk_json(const di_reply_stream *s, di_json *choice, bool is_la
         di_reply_object("id", di_reply_string(h->id), "object", di_reply_string(s->ops->chunk_object), "created",
                         di_json_new_int(h->created_s), "model", di_reply_string(h->model), "system_fingerprint",
                         di_json_new_null(), "choices", di_reply_array_of(choice), NULL);
-    bool says_usage = is_last && s->has_usage;
+    bool says_usage = (is_last && s->has_usage) || (h->has_chunk_usage && h->has_running_usage);
     if (chunk != NULL && (says_usage || h->has_chunk_usage) &&
         !di_json_set(chunk, "usage", says_usage ? usage_json(h, &s->usage) : di_json_new_null())) {
         di_json_free(chunk);

@@ -118,7 +118,8 @@ di_status di_reply_send_piece(di_reply_stream *s, di_reply_part part, const char
         s->logprobs_new = NULL;
         return DI_OK;
     }
-    if (s->sink == di_reply_sse_sink && s->logprobs_new == NULL && di_utf8_valid(text, len)) {
+    if (s->sink == di_reply_sse_sink && s->logprobs_new == NULL && !s->head.has_running_usage &&
+        di_utf8_valid(text, len)) {
         return write_piece(s, part, text, len, err);
     }
     const char *event = NULL;

@@ -98,6 +98,10 @@ di_json *di_reply_with_seed(const di_reply_stream *s, di_json *object) {
     return NULL;
 }
 
+void di_reply_stream_count(di_reply_stream *s, int64_t n_tokens) {
+    s->usage.completion_tokens = n_tokens;
+}
+
 void di_reply_stream_seed(di_reply_stream *s, uint64_t seed) {
     s->has_seed = true;
     s->seed = seed;

@@ -444,7 +444,10 @@ static di_status read_stream(di_reader *r, const di_json *body) {
     if (st || (st = di_read_object(r, body, "", "stream_options", &options))) {
         return st;
     }
-    return di_read_bool(r, options, "stream_options", "include_usage", &r->req->stream_usage, NULL);
+    if ((st = di_read_bool(r, options, "stream_options", "include_usage", &r->req->stream_usage, NULL))) {
+        return st;
+    }
+    return di_read_bool(r, options, "stream_options", "continuous_usage_stats", &r->req->stream_counts, NULL);
 }
 
 di_status di_read_sampling(di_reader *r, const di_json *body, const di_field_names *names) {

@@ -280,7 +280,7 @@ static di_status point(session *s, const char *prefix, unsigned wanted, double r
         for (int k = 0; k < N_FIGURES && !st; k++)
             runs[k][r] = value_of((figure)k, &load, &f);
         if (!st && load.late_max_ns > 20000000)
-            fprintf(stderr, "deepinfer: bench serve: %srate: requests were sent up to %.0f ms late\n", prefix,
+            fprintf(stderr, "deepinfer: bench serve: %.3g requests/s: some were sent up to %.0f ms late\n", rate,
                     (double)load.late_max_ns * 1e-6);
         di_bench_load_deinit(&load);
     }

@@ -55,6 +55,7 @@ typedef struct choice {
     const part *part;
     di_reply_stream *stream; /* owned */
     bool is_started;
+    int64_t n_tokens; /* so far, where they are told */
     int64_t n_cached; /* of the prompt. lock: x->mutex */
     int64_t last_ns;  /* when its last piece came; the engine's thread alone */
     /* For `echo`, copied when the sample has ended: [n_prompt], [n_prompt, n_top]. */
@@ -274,6 +275,7 @@ static di_status make_choices(di_exchange *x, struct di_generate *g, di_error *e
         .created_s = di_clock_wall_s(),
         .has_reasoning = q->input == DI_INPUT_CHAT && q->chat.thinking,
         .has_chunk_usage = q->stream_usage,
+        .has_running_usage = q->stream_counts,
         .has_details = !q->vendor_compat,
         .is_echo_only = q->is_echo_only,
         .request = q->api == DI_API_RESPONSES ? q->body : NULL,
@@ -325,7 +327,7 @@ static di_status submit_part(di_exchange *x, size_t at, di_error *err) {
     const di_serving_options options = {
         .caller = x->key ? x->key->name : NULL,
         .priority_min = x->key ? 0 : INT32_MIN, /* keys share evenly: none goes before the others by its own word */
-        .events = DI_ENGINE_WANTS_TEXT | (q->sampling.n_logprobs >= 0 ? DI_ENGINE_WANTS_TOKENS : 0),
+        .events = DI_ENGINE_WANTS_TEXT | (q->sampling.n_logprobs >= 0 || q->stream_counts ? DI_ENGINE_WANTS_TOKENS : 0),
     };
     p->x = x;
     p->first_choice = (int32_t)(at * (size_t)q->n);
@@ -579,8 +581,10 @@ static di_status take_record(di_exchange *x, struct di_generate *g, const record
     di_status st = c->is_started ? DI_OK : start_choice(x, g, c, err);
     if (st)
         return st;
-    if (r->kind == RECORD_TOKEN)
-        return take_token(x, c, data, err);
+    if (r->kind == RECORD_TOKEN) {
+        di_reply_stream_count(c->stream, ++c->n_tokens);
+        return g->q->sampling.n_logprobs >= 0 ? take_token(x, c, data, err) : DI_OK;
+    }
     if (r->kind == RECORD_DONE)
         return end_choice(x, g, c, data, r->len, err);
     di_parser_event event = {.kind = kinds[r->kind], .call_id = r->call_id, .text = data, .len = r->len};

@@ -249,7 +249,28 @@ static void choices_name_their_seed(void **state) {
     }
 }
 
-DI_TEST_GROUP(reply_completions, cmocka_unit_test(choices_name_their_seed),
+/* With running usage every chunk says the tokens so far, and the last one all of them. */
+static void usage_can_run_along(void **state) {
+    (void)state;
+    di_strbuf wire = {0};
+    di_reply_head head = head_plain;
+    head.has_chunk_usage = head.has_running_usage = true;
+    di_reply_stream *s = open_stream(&head, di_reply_sse_sink, &wire);
+    di_reply_stream_count(s, 1);
+    push(s, "a", 1);
+    di_reply_stream_count(s, 4);
+    push(s, "b", 1);
+    finish(s, DI_FINISH_STOP, &used);
+    const char *first = strstr(wire.data, "\"completion_tokens\":1,\"total_tokens\":4");
+    assert_non_null(first);
+    const char *second = strstr(first, "\"completion_tokens\":4,\"total_tokens\":7");
+    assert_non_null(second);
+    assert_non_null(strstr(second, "\"completion_tokens\":2,\"total_tokens\":5"));
+    di_reply_stream_destroy(s);
+    di_strbuf_deinit(&wire);
+}
+
+DI_TEST_GROUP(reply_completions, cmocka_unit_test(usage_can_run_along), cmocka_unit_test(choices_name_their_seed),
               cmocka_unit_test(chunks_and_response_have_text), cmocka_unit_test(calls_are_no_finish_reason),
               cmocka_unit_test(several_choices_share_a_response), cmocka_unit_test(failures_are_error_objects),
               cmocka_unit_test(echo_puts_the_prompt_in_front), cmocka_unit_test(a_scored_prompt_has_no_answer),
