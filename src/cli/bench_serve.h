@@ -27,7 +27,8 @@ void di_bench_server_close(di_bench_server *s);
 
 /* ---- requests ---- */
 
-/* Greedy chats of one size, end marks ignored; which words a prompt has depends on `seed` and its number alone. */
+/* Greedy chats of one size, without end marks, which have no text and would look like a pause of the stream; which
+ * words a prompt has depends on `seed` and its number alone. */
 typedef struct di_bench_asks {
     const char *model;
     int64_t n_prompt; /* short words, most of which are one token each; the chat format adds a few */

@@ -409,6 +409,15 @@ static bool check_prompt_logprobs(di_exchange *x, const di_request *q) {
     return false;
 }
 
+/* Without a tokenizer there are ids and no texts: of what a reply shows of tokens, nothing. */
+static bool check_texts(di_exchange *x, const di_request *q) {
+    if (di_engine_tokenizer(di_server_engine(x->server)) || (q->sampling.n_logprobs < 0 && !q->echo))
+        return true;
+    di_exchange_fail(x, 400, q->echo ? "echo" : "logprobs", "%s: the model has no tokenizer to name tokens by",
+                     q->echo ? "echo" : "logprobs");
+    return false;
+}
+
 /* Log-probabilities are what makes replies large: those of a whole reply are in memory at once, as JSON of about a
  * kilobyte each; those of a stream only where its reader is slow. */
 static bool check_logprobs(di_exchange *x, const di_request *q) {
@@ -452,7 +461,7 @@ void di_generate_run(di_exchange *x) {
         return;
     di_strbuf_deinit(&x->body); /* the request has what it needs of it */
     const di_request *q = di_shared_request_get(shared);
-    if (check_prompt_logprobs(x, q) && check_logprobs(x, q) && check_share(x, q))
+    if (check_texts(x, q) && check_prompt_logprobs(x, q) && check_logprobs(x, q) && check_share(x, q))
         submit(x, shared);
     di_shared_request_release(shared);
 }

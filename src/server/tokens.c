@@ -64,9 +64,9 @@ static di_status write_prompt(di_exchange *x, di_shared_request *shared, size_t 
     di_status st = di_engine_request_encode(di_server_engine(x->server), shared, at, &prompt, &ids, err);
     if (!st)
         st = di_engine_ids_check(di_server_engine(x->server), &ids, err);
-    if (!st && prompt.text.len == 0 && q->input != DI_INPUT_CHAT)
-        st = di_tokenizer_decode(di_engine_tokenizer(di_server_engine(x->server)), ids.data, ids.len, false,
-                                 &prompt.text, err);
+    const di_tokenizer *tok = di_engine_tokenizer(di_server_engine(x->server));
+    if (!st && tok && prompt.text.len == 0 && q->input != DI_INPUT_CHAT)
+        st = di_tokenizer_decode(tok, ids.data, ids.len, false, &prompt.text, err);
     if (!st) {
         di_strbuf_puts(&x->reply, "{\"prompt\":");
         di_json_write_string(&x->reply, di_strbuf_str(&prompt.text), prompt.text.len);
