@@ -149,22 +149,22 @@ static void on_compiled(void *user) {
     pthread_mutex_unlock(&e->mutex);
 }
 
-/* A ticket for one prompt of a request, of which it takes a reference of its own. */
-static di_status ticket_create(di_engine_ticket **out, di_engine *e, di_shared_request *shared, size_t prompt_idx,
-                               di_error *err) {
+/* A ticket for one prompt of a request, of which it takes a reference of its own. NULL: *st and err say why not. */
+static di_engine_ticket *ticket_create(di_engine *e, di_shared_request *shared, size_t prompt_idx, di_status *st,
+                                       di_error *err) {
     di_engine_ticket *t = calloc(1, sizeof *t);
-    if (!t)
-        return di_fail(err, DI_ERR_MEMORY, "request");
+    if (!t) {
+        *st = di_fail(err, DI_ERR_MEMORY, "request");
+        return NULL;
+    }
     t->engine = e;
     t->shared = di_shared_request_acquire(shared);
-    di_status st = ticket_fill(e, t, prompt_idx, err);
-    if (st) {
-        atomic_fetch_add(&e->n_refused_invalid, 1);
-        ticket_destroy(t);
-        return st;
-    }
-    *out = t;
-    return DI_OK;
+    *st = ticket_fill(e, t, prompt_idx, err);
+    if (*st == DI_OK)
+        return t;
+    atomic_fetch_add(&e->n_refused_invalid, 1);
+    ticket_destroy(t);
+    return NULL;
 }
 
 /* Lets a ticket go whose places are taken; on error it is freed, and its places are given back. */
@@ -202,13 +202,14 @@ void di_engine_places_give_back(di_engine *e, int64_t n) {
 di_status di_engine_request_submit(di_engine *e, di_shared_request *shared, size_t prompt_idx,
                                    const di_serving_options *options, di_engine_callback callback, void *user,
                                    di_serving_ticket *ticket, di_error *err) {
-    di_engine_ticket *t;
-    di_status st = ticket_create(&t, e, shared, prompt_idx, err);
-    if (!st && options->caller && !(t->caller = strdup(options->caller))) {
+    di_status st;
+    di_engine_ticket *t = ticket_create(e, shared, prompt_idx, &st, err);
+    if (t && options->caller && !(t->caller = strdup(options->caller))) {
         ticket_destroy(t);
+        t = NULL;
         st = di_fail(err, DI_ERR_MEMORY, "request");
     }
-    if (st) {
+    if (!t) {
         give_places_back(e, (int32_t)shared->request.n);
         return st;
     }
@@ -223,7 +224,6 @@ di_status di_engine_request_submit(di_engine *e, di_shared_request *shared, size
 di_status di_engine_submit(di_engine *e, const di_engine_request *request, di_engine_callback callback, void *user,
                            uint64_t *id, di_error *err) {
     di_engine_request given;
-    di_shared_request *shared;
     di_engine_ticket *t = NULL;
     di_status st = di_engine_request_read(&given, request, err);
     if (st)
@@ -232,18 +232,19 @@ di_status di_engine_submit(di_engine *e, const di_engine_request *request, di_en
         return di_fail(err, DI_ERR_ARG, "di_engine_submit: callback is NULL, expected a function");
     if (is_full(e))
         return fail_busy(e, err);
-    if ((st = di_shared_request_create(&shared, err)))
-        return st;
+    di_shared_request *shared = di_shared_request_create(err);
+    if (!shared)
+        return DI_ERR_MEMORY;
     st = di_engine_request_parse(&shared->request, &given, &e->defaults, err);
     if (!st)
         st = di_engine_request_check(e, &shared->request, err);
     if (st) {
         atomic_fetch_add(&e->n_refused_invalid, 1);
     } else {
-        st = ticket_create(&t, e, shared, 0, err);
+        t = ticket_create(e, shared, 0, &st, err);
     }
     di_shared_request_release(shared);
-    if (st)
+    if (!t)
         return st;
     t->callback = callback;
     t->user = user;

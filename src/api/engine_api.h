@@ -108,8 +108,8 @@ struct di_shared_request {
     _Atomic int32_t n_refs;
 };
 
-/* An empty one with one reference. */
-di_status di_shared_request_create(di_shared_request **out, di_error *err);
+/* An empty one with one reference; NULL when memory is short. */
+di_shared_request *di_shared_request_create(di_error *err);
 /* What can be seen of a prompt without running it. */
 di_status di_engine_prompt_check(const di_engine *engine, const di_request *request, const di_ids *ids, di_error *err);
 /* What this engine can't do, of all that a request may ask for. */

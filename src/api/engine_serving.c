@@ -4,13 +4,14 @@
 /* Alternatives to a token that a reply may have: a body of a few bytes must not make one of gigabytes. */
 enum { LOGPROBS_MAX = 20 };
 
-di_status di_shared_request_create(di_shared_request **out, di_error *err) {
+di_shared_request *di_shared_request_create(di_error *err) {
     di_shared_request *s = calloc(1, sizeof *s);
-    if (!s)
-        return di_fail(err, DI_ERR_MEMORY, "request");
-    atomic_store(&s->n_refs, 1);
-    *out = s;
-    return DI_OK;
+    if (s) {
+        atomic_store(&s->n_refs, 1);
+    } else {
+        di_fail(err, DI_ERR_MEMORY, "request");
+    }
+    return s;
 }
 
 const di_request *di_shared_request_get(const di_shared_request *s) {
@@ -44,14 +45,13 @@ di_status di_engine_request_check(const di_engine *e, const di_request *q, di_er
 
 di_status di_engine_request_open(di_engine *e, di_api_kind api, const char *body, size_t len, di_shared_request **out,
                                  di_error *err) {
-    *out = NULL;
-    di_status st = di_shared_request_create(out, err);
-    if (st)
-        return st;
+    di_shared_request *s = *out = di_shared_request_create(err);
+    if (!s)
+        return DI_ERR_MEMORY;
     di_request_options options = e->defaults;
     options.logprobs_max = LOGPROBS_MAX;
-    st = di_request_parse(&(*out)->request, api, body, len, &options, err);
-    di_request *q = &(*out)->request;
+    di_status st = di_request_parse(&s->request, api, body, len, &options, err);
+    di_request *q = &s->request;
     if (!st && (st = di_engine_request_check(e, q, err)) && q->n_images == 0 && e->loaded.tok)
         snprintf(q->param, sizeof q->param, "%s", q->n_prompts > 1 ? "prompt" : "n");
     if (st)

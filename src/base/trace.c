@@ -155,7 +155,7 @@ di_status di_trace_stop(di_trace *trace, di_error *err) {
 di_status di_trace_open(di_trace **out, const char *path, di_error *err) {
     di_error ignored;
     di_status st = di_trace_create(out, err);
-    if (!st && (st = di_trace_start(*out, path, err))) {
+    if (*out && (st = di_trace_start(*out, path, err))) {
         (void)di_trace_close(*out, &ignored);
         *out = NULL;
     }

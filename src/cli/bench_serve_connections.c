@@ -22,12 +22,14 @@ enum { QUIET_MS = 3000 };
 
 /* Resident bytes of the process. DI_ERR_IO. */
 static di_status resident(double *bytes, di_error *err) {
-    long long size = 0, pages = 0;
-    FILE *file = fopen("/proc/self/statm", "r");
-    int n = file ? fscanf(file, "%lld %lld", &size, &pages) : 0;
-    if (file)
-        fclose(file);
-    if (n != 2)
+    di_strbuf text = {0};
+    int64_t pages = 0;
+    di_status st = di_file_read("/proc/self/statm", 4096, &text, err);
+    char *rest = NULL, *word = !st && text.data ? strtok_r(text.data, " ", &rest) : NULL;
+    word = word ? strtok_r(NULL, " ", &rest) : NULL; /* the second: what is in memory */
+    bool is_good = word && di_parse_i64(word, &pages);
+    di_strbuf_deinit(&text);
+    if (!is_good)
         return di_fail(err, DI_ERR_IO, "'/proc/self/statm' can't be read");
     *bytes = (double)pages * (double)sysconf(_SC_PAGESIZE);
     return DI_OK;

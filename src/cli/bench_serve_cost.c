@@ -159,9 +159,9 @@ static di_status over_api(const di_bench_server *s, di_bench_asks *asks, cost *o
         st = di_bench_cpu_read(&after, err);
     if (!st && g.error.code)
         st = di_fail(err, g.error.code, "%s", g.error.message);
-    if (!st && g.n_tokens != STREAMS * asks->n_output)
-        st = di_fail(err, DI_ERR_INTERNAL, "%lld tokens, expected %lld", (long long)g.n_tokens,
-                     (long long)(STREAMS * asks->n_output));
+    const int64_t n_expected = (int64_t)STREAMS * asks->n_output;
+    if (!st && g.n_tokens != n_expected)
+        st = di_fail(err, DI_ERR_INTERNAL, "%lld tokens, expected %lld", (long long)g.n_tokens, (long long)n_expected);
     if (!st)
         per_token(out, wall_ns, &before, &after, (double)g.n_tokens);
     pthread_mutex_destroy(&g.mutex);

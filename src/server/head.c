@@ -268,7 +268,7 @@ di_exchange *di_exchange_begin(di_server *server, struct MHD_Connection *http, c
         check_limits(x);
     }
     check_length(x);
-    x->is_active = !x->status && (x->route->flags & DI_ROUTE_GENERATE);
+    x->is_active = !x->status && x->route && (x->route->flags & DI_ROUTE_GENERATE);
     if (x->is_active)
         atomic_fetch_add(&server->metrics.n_active, 1);
     return x;

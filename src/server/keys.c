@@ -44,37 +44,43 @@ typedef struct key_list {
     size_t n, cap;
 } key_list;
 
-static di_status add_key(key_list *list, const di_keys *keys, const char *secret, di_key **out, di_error *err) {
+/* A new key at the list's end; NULL: err says why not. */
+static di_key *add_key(key_list *list, const di_keys *keys, const char *secret, di_error *err) {
     for (size_t i = 0; i < list->n; i++) {
-        if (strcmp(list->items[i]->secret, secret) == 0)
-            return di_fail(err, DI_ERR_FORMAT, "the same key twice");
+        if (strcmp(list->items[i]->secret, secret) == 0) {
+            di_fail(err, DI_ERR_FORMAT, "the same key twice");
+            return NULL;
+        }
     }
     if (list->n == list->cap) {
         size_t cap = list->cap ? 2 * list->cap : 16;
         di_key **items = realloc(list->items, cap * sizeof *items);
-        if (!items)
-            return di_fail(err, DI_ERR_MEMORY, "keys");
+        if (!items) {
+            di_fail(err, DI_ERR_MEMORY, "keys");
+            return NULL;
+        }
         list->items = items;
         list->cap = cap;
     }
+    char name[32];
+    snprintf(name, sizeof name, "key %zu", list->n + 1);
     di_key *key = calloc(1, sizeof *key);
-    if (!key)
-        return di_fail(err, DI_ERR_MEMORY, "keys");
+    char *own_secret = strdup(secret), *own_name = strdup(name);
+    if (!key || !own_secret || !own_name) {
+        free(key);
+        free(own_secret);
+        free(own_name);
+        di_fail(err, DI_ERR_MEMORY, "keys");
+        return NULL;
+    }
     atomic_store(&key->n_refs, 1);
     pthread_mutex_init(&key->mutex, NULL);
     key->requests_max = keys->requests_max;
     key->rate_max = keys->rate_max;
-    key->secret = strdup(secret);
-    char name[32];
-    snprintf(name, sizeof name, "key %zu", list->n + 1);
-    key->name = strdup(name);
-    if (!key->secret || !key->name) {
-        di_key_release(key);
-        return di_fail(err, DI_ERR_MEMORY, "keys");
-    }
+    key->secret = own_secret;
+    key->name = own_name;
     list->items[list->n++] = key;
-    *out = key;
-    return DI_OK;
+    return key;
 }
 
 static di_status read_word(di_key *key, const char *word, di_error *err) {
@@ -100,11 +106,11 @@ static di_status read_word(di_key *key, const char *word, di_error *err) {
 
 static di_status read_line(key_list *list, const di_keys *keys, char *line, di_error *err) {
     char *rest, *word = strtok_r(line, " \t\r", &rest);
-    di_key *key;
     if (!word || *word == '#')
         return DI_OK;
-    di_status st = add_key(list, keys, word, &key, err);
-    while (!st && (word = strtok_r(NULL, " \t\r", &rest)) && *word != '#')
+    di_key *key = add_key(list, keys, word, err);
+    di_status st = key ? DI_OK : err->code;
+    while (key && !st && (word = strtok_r(NULL, " \t\r", &rest)) && *word != '#')
         st = read_word(key, word, err);
     return st;
 }
@@ -149,16 +155,20 @@ static void take_over(di_keys *keys, key_list *list) {
             atomic_fetch_add(&old->n_refs, 1);
             di_key_release(new);
             list->items[i] = old;
+            break;
         }
     }
 }
 
 di_status di_keys_load(di_keys *keys, const char *const *given, size_t n_given, const char *file, di_error *err) {
+    di_error local;
+    err = err ? err : &local;
     key_list list = {0};
     di_status st = DI_OK;
     for (size_t i = 0; !st && i < n_given; i++) {
-        di_key *key;
-        st = *given[i] ? add_key(&list, keys, given[i], &key, err) : di_fail(err, DI_ERR_ARG, "api-key: an empty key");
+        if (!*given[i])
+            di_fail(err, DI_ERR_ARG, "api-key: an empty key");
+        st = *given[i] && add_key(&list, keys, given[i], err) ? DI_OK : err->code;
     }
     if (!st && file)
         st = read_file(&list, keys, file, err);

@@ -6,6 +6,8 @@
 #include <time.h>
 #include <unistd.h>
 
+enum { BLOCK_TOKENS = 128 }; /* of a KV block (docs/formats.md) */
+
 /* ---- looking ------------------------------------------------------------------------------------------------------
  */
 
@@ -86,6 +88,7 @@ static void run_server_info(di_exchange *x) {
     di_engine_stats_t s = {.struct_size = sizeof s};
     di_strbuf *out = &x->reply;
     di_engine_stats(di_server_engine(server), &s);
+    const int64_t n_tokens = s.blocks * BLOCK_TOKENS;
     di_strbuf_puts(out, "{\"model_path\":");
     di_json_write_string(out, server->model_name, strlen(server->model_name));
     di_strbuf_puts(out, ",\"served_model_name\":");
@@ -96,12 +99,12 @@ static void run_server_info(di_exchange *x) {
                      ",\"version\":\"%s\",\"is_generation\":true,\"has_image_understanding\":false,\"dp_size\":1,"
                      "\"tp_size\":1,\"pp_size\":1,\"disaggregation_mode\":\"null\",\"model_type\":\"deepseek_v41\","
                      "\"context_length\":%lld,\"max_model_len\":%lld,\"max_running_requests\":%d,"
-                     "\"max_queued_requests\":%lld,\"max_total_num_tokens\":%lld,\"block_size\":128,"
+                     "\"max_queued_requests\":%lld,\"max_total_num_tokens\":%lld,\"block_size\":%d,"
                      "\"num_blocks\":%lld,\"numerics\":\"%s\",\"replay\":\"%s\",\"draft_tokens\":%d,"
                      "\"uptime_s\":%.3f}",
                      di_version(), (long long)di_engine_context_max(di_server_engine(server)),
                      (long long)di_engine_context_max(di_server_engine(server)), e->seqs_max, (long long)e->queue_max,
-                     (long long)s.blocks * 128, (long long)s.blocks, e->numerics, e->replay, e->draft_tokens,
+                     (long long)n_tokens, BLOCK_TOKENS, (long long)s.blocks, e->numerics, e->replay, e->draft_tokens,
                      (double)(di_clock_ns() - server->start_ns) / 1e9);
     di_exchange_answer(x, 200);
 }
@@ -109,11 +112,11 @@ static void run_server_info(di_exchange *x) {
 static void write_load(di_server *server, di_strbuf *out) {
     di_engine_stats_t s = {.struct_size = sizeof s};
     di_engine_stats(di_server_engine(server), &s);
+    const int64_t used = s.blocks_used * BLOCK_TOKENS, all = s.blocks * BLOCK_TOKENS, n = s.n_running + s.n_waiting;
     di_strbuf_printf(out,
                      "{\"dp_rank\":0,\"num_reqs\":%lld,\"num_running_reqs\":%lld,\"num_waiting_reqs\":%lld,"
                      "\"num_tokens\":%lld,\"num_used_tokens\":%lld,\"max_total_num_tokens\":%lld,\"token_usage\":%.6g}",
-                     (long long)(s.n_running + s.n_waiting), (long long)s.n_running, (long long)s.n_waiting,
-                     (long long)s.blocks_used * 128, (long long)s.blocks_used * 128, (long long)s.blocks * 128,
+                     (long long)n, (long long)s.n_running, (long long)s.n_waiting, used, used, all,
                      s.blocks > 0 ? (double)s.blocks_used / (double)s.blocks : 0.0);
 }
 

@@ -42,12 +42,15 @@ static int open_socket(const struct addrinfo *a) {
 }
 
 static int port_of(int fd) {
-    struct sockaddr_storage a;
+    union {
+        struct sockaddr any;
+        struct sockaddr_in v4;
+        struct sockaddr_in6 v6;
+    } a = {0};
     socklen_t len = sizeof a;
-    if (getsockname(fd, (struct sockaddr *)(void *)&a, &len) != 0)
+    if (getsockname(fd, &a.any, &len) != 0)
         return 0;
-    return a.ss_family == AF_INET6 ? ntohs(((const struct sockaddr_in6 *)(const void *)&a)->sin6_port)
-                                   : ntohs(((const struct sockaddr_in *)(const void *)&a)->sin_port);
+    return a.any.sa_family == AF_INET6 ? ntohs(a.v6.sin6_port) : ntohs(a.v4.sin_port);
 }
 
 static di_status start_listening(di_server *s, di_error *err) {
