@@ -116,8 +116,8 @@ static void write_load(di_server *server, di_strbuf *out) {
     di_strbuf_printf(out,
                      "{\"dp_rank\":0,\"num_reqs\":%lld,\"num_running_reqs\":%lld,\"num_waiting_reqs\":%lld,"
                      "\"num_tokens\":%lld,\"num_used_tokens\":%lld,\"max_total_num_tokens\":%lld,\"token_usage\":%.6g}",
-                     (long long)n, (long long)s.n_running, (long long)s.n_waiting, used, used, all,
-                     s.blocks > 0 ? (double)s.blocks_used / (double)s.blocks : 0.0);
+                     (long long)n, (long long)s.n_running, (long long)s.n_waiting, (long long)used, (long long)used,
+                     (long long)all, s.blocks > 0 ? (double)s.blocks_used / (double)s.blocks : 0.0);
 }
 
 static void run_loads(di_exchange *x) {
