@@ -320,9 +320,7 @@ void di_server_destroy(di_server *s) {
     (void)di_server_wait_ready(s, &ignored); /* the loader can't be stopped in the middle */
     if (s->http) {
         /* Replies that are complete are still written: a moment for readers that are there. */
-        MHD_socket listening = MHD_quiesce_daemon(s->http);
-        if (listening != MHD_INVALID_SOCKET)
-            close(listening);
+        MHD_socket listening = MHD_quiesce_daemon(s->http); /* ours again, but its threads still look at it */
         if (s->engine)
             (void)di_engine_drain(s->engine, 0, &ignored);
         atomic_store(&s->is_ending, true); /* from here on nobody is suspended anew */
@@ -333,6 +331,8 @@ void di_server_destroy(di_server *s) {
             nanosleep(&pause, NULL);
         }
         MHD_stop_daemon(s->http);
+        if (listening != MHD_INVALID_SOCKET)
+            close(listening);
     }
     di_work_stop(&s->work);
     di_watch_stop(s);
