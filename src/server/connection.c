@@ -109,3 +109,9 @@ void di_connection_notify(void *cls, struct MHD_Connection *http, void **context
     free(c);
     *context = NULL;
 }
+
+ssize_t di_connection_break(const di_connection *c, char *buf) {
+    (void)shutdown(c->fd, SHUT_RDWR);
+    buf[0] = '\n';
+    return 1;
+}

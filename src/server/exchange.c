@@ -153,7 +153,7 @@ static ssize_t read_reply(void *exchange, uint64_t at, char *buf, size_t max) {
     x->is_written = at + n == x->reply.len;
     bool is_gone = x->is_gone;
     pthread_mutex_unlock(&x->mutex);
-    return is_gone ? MHD_CONTENT_READER_END_WITH_ERROR : (ssize_t)n;
+    return is_gone ? di_connection_break(x->connection, buf) : (ssize_t)n;
 }
 
 static void release_exchange(void *exchange) {

@@ -738,13 +738,13 @@ ssize_t di_generate_read(void *exchange, uint64_t at, char *buf, size_t max) {
         x->wants_ping = false;
         pthread_mutex_unlock(&x->mutex);
         if (is_gone)
-            return MHD_CONTENT_READER_END_WITH_ERROR;
+            return di_connection_break(x->connection, buf);
         if (!is_ping && !has_records)
             return 0;
         if (is_ping)
             di_strbuf_puts(&g->out, ": keep-alive\n\n");
         if (write_records(x, g, &err))
-            return MHD_CONTENT_READER_END_WITH_ERROR;
+            return di_connection_break(x->connection, buf);
         if (g->is_ended)
             di_exchange_leave_key(x);
     }

@@ -187,9 +187,8 @@ static const char *allow_of(unsigned methods) {
     return methods == DI_GET ? "GET, HEAD, OPTIONS" : methods == DI_POST ? "POST, OPTIONS" : "GET, HEAD, POST, OPTIONS";
 }
 
-static unsigned method_of(const char *name, bool *is_head) {
-    *is_head = strcmp(name, "HEAD") == 0;
-    if (*is_head || strcmp(name, "GET") == 0)
+static unsigned method_of(const char *name) {
+    if (strcmp(name, "GET") == 0 || strcmp(name, "HEAD") == 0)
         return DI_GET;
     return strcmp(name, "POST") == 0 ? DI_POST : strcmp(name, "OPTIONS") == 0 ? DI_OPTIONS : 0;
 }
@@ -236,7 +235,7 @@ di_exchange *di_exchange_begin(di_server *server, struct MHD_Connection *http, c
     x->http = http;
     x->connection = info->socket_context;
     x->start_ns = di_clock_ns();
-    x->method = method_of(method, &x->is_head);
+    x->method = method_of(method);
     atomic_store(&x->n_refs, 1);
     pthread_mutex_init(&x->mutex, NULL);
     di_exchange_enlist(x);

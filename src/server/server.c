@@ -319,20 +319,19 @@ void di_server_destroy(di_server *s) {
     di_server_drain(s);
     (void)di_server_wait_ready(s, &ignored); /* the loader can't be stopped in the middle */
     if (s->http) {
-        /* Replies that are complete are still written: a moment for readers that are there. */
-        MHD_socket listening = MHD_quiesce_daemon(s->http); /* ours again, but its threads still look at it */
         if (s->engine)
             (void)di_engine_drain(s->engine, 0, &ignored);
-        atomic_store(&s->is_ending, true); /* from here on nobody is suspended anew */
-        hang_up_all(s);
+        /* From here on nobody is suspended anew, and who still comes is refused or answered at once.
+         * (MHD_quiesce_daemon, which would turn them away, takes the listening socket out of its threads' epoll sets at
+         * the same time as they do, and ends the program when one of them was faster.) */
+        atomic_store(&s->is_ending, true);
         for (int i = 0; i < 100 && has_live(s); i++) {
             hang_up_all(s);
             const struct timespec pause = {.tv_nsec = 10000000};
             nanosleep(&pause, NULL);
         }
+        hang_up_all(s);
         MHD_stop_daemon(s->http);
-        if (listening != MHD_INVALID_SOCKET)
-            close(listening);
     }
     di_work_stop(&s->work);
     di_watch_stop(s);

@@ -140,6 +140,10 @@ struct di_connection {
 /* Bytes of replies that the system has been given for the other side, and those that it has acknowledged. */
 int64_t di_connection_written(const di_connection *c);
 int64_t di_connection_acked(const di_connection *c);
+/* What a content reader returns to end a reply in its middle: one byte in buf, which can't be written any more. An
+ * error of the reader's would do, but libmicrohttpd 0.9.75 then lets the connection lie, closed and never freed, until
+ * others come and go; a write that fails ends it at once. */
+ssize_t di_connection_break(const di_connection *c, char *buf);
 /* Writes an error past libmicrohttpd, on a connection where it writes nothing and that is about to end. */
 void di_connection_write(const di_connection *c, int status, const char *reason, const char *message);
 
@@ -175,7 +179,6 @@ struct di_exchange {
     const di_route *route; /* NULL: none has the path */
     char *rest;            /* owned: what stands for the route's '*' */
     unsigned method;
-    bool is_head;
     char request_id[160];
     char *origin; /* owned: CORS, "" none */
     bool is_origin_allowed;
@@ -196,7 +199,6 @@ struct di_exchange {
     const char *content_type; /* NULL: JSON */
     const char *static_reply; /* in the place of `reply`; static_len bytes */
     size_t static_len;
-    size_t reply_at;   /* written */
     int64_t retry_s;   /* 0: no Retry-After */
     const char *allow; /* NULL: no Allow */
 

@@ -21,9 +21,9 @@ static int64_t memory_of_values(const di_strbuf *text) {
 /* Counts the memory of what is about to be parsed, up to the exchange's end. False: it is too much. */
 static bool charge_values(di_exchange *x) {
     di_server *server = x->server;
-    int64_t n = memory_of_values(&x->body), most = di_bodies_max(server);
     if (x->body.len <= DI_BODY_SMALL)
         return true;
+    int64_t n = memory_of_values(&x->body), most = di_bodies_max(server);
     if (n + (int64_t)x->body.len > most / 2) {
         di_exchange_fail(x, 413, NULL, "the body has too many values: they would take %lld MiB, at most %lld are taken",
                          (long long)(n >> 20), (long long)(most >> 21));

@@ -262,7 +262,7 @@ static void assert_all_given_back(di_server *server) {
         di_engine_stats(di_server_engine(server), &s);
         if (s.n_running + s.n_waiting == 0 && s.n_submitted == s.n_finished && di_server_is_idle(server) &&
             atomic_load(&server->metrics.n_connections_total) == atomic_load(&n_dialed) &&
-            atomic_load(&server->body_bytes) == 0)
+            atomic_load(&server->metrics.n_connections) == 0 && atomic_load(&server->body_bytes) == 0)
             break;
         nanosleep(&pause, NULL);
     }
@@ -271,6 +271,7 @@ static void assert_all_given_back(di_server *server) {
     assert_int_equal(s.n_submitted, s.n_finished);
     assert_int_equal(s.blocks_used, 0);
     assert_int_equal(s.slots_used, 0);
+    assert_int_equal(atomic_load(&server->metrics.n_connections), 0);
     assert_int_equal(atomic_load(&server->metrics.n_streams), 0);
     assert_int_equal(atomic_load(&server->body_bytes), 0);
 }
