@@ -26,19 +26,20 @@ set(CMAKE_C_FLAGS_DEBUG "-O1 -g3")
 set(CMAKE_C_FLAGS_RELWITHDEBINFO "-O2 -g1") # the sanitizers
 
 # -ffp-contract=off: fused multiply-add only where it is written.
-add_compile_options(-Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -ffp-contract=off
-                    -fno-math-errno)
-add_compile_options(-include ${CMAKE_SOURCE_DIR}/src/base/banned.h)
+add_compile_options("$<$<COMPILE_LANGUAGE:C>:-Wall;-Wextra;-Wshadow;-Wstrict-prototypes;-Wmissing-prototypes;-Wvla>"
+                    "$<$<COMPILE_LANGUAGE:C>:-ffp-contract=off;-fno-math-errno>"
+                    "$<$<COMPILE_LANGUAGE:C>:SHELL:-include ${CMAKE_SOURCE_DIR}/src/base/banned.h>")
 add_compile_definitions(_GNU_SOURCE)
 # The engine checks its invariants after every step where speed doesn't matter.
 if(CMAKE_BUILD_TYPE STREQUAL Debug OR DEEPINFER_SANITIZE)
     add_compile_definitions(DEEPINFER_DEBUG)
 endif()
 if(DEEPINFER_WERROR)
-    add_compile_options(-Werror)
+    add_compile_options($<$<COMPILE_LANGUAGE:C>:-Werror>)
 endif()
 if(DEEPINFER_SANITIZE)
-    add_compile_options(-fsanitize=${DEEPINFER_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+    add_compile_options(
+        "$<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${DEEPINFER_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=all>")
     add_link_options(-fsanitize=${DEEPINFER_SANITIZE})
 endif()
 if(DEEPINFER_FUZZ)

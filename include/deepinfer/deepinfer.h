@@ -135,6 +135,8 @@ typedef struct di_engine_config {
     /* Called while weights are read, from the thread of di_engine_create; NULL: not at all. */
     void (*progress)(void *user, uint64_t done_bytes, uint64_t total_bytes);
     void *progress_user;
+    int32_t device;             /* which of the machine's accelerators; default 0 */
+    const char *device_kernels; /* of an accelerator: "auto" (the default; NULL too), "portable", "sm90", "sm100" */
 } di_engine_config;
 
 /* Sets the defaults. struct_size is sizeof *config. */

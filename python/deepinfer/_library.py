@@ -118,6 +118,8 @@ class Config(Structure):
         ("sampling", POINTER(Sampling)),
         ("progress", c_void_p),
         ("progress_user", c_void_p),
+        ("device", c_int32),
+        ("device_kernels", c_char_p),
     ]
 
 

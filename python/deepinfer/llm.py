@@ -31,6 +31,8 @@ ARGUMENTS = {
     "backend": ("backend", _text),
     "threads": ("threads", int),
     "cpu_isa": ("cpu_isa", _text),
+    "device": ("device", int),
+    "device_kernels": ("device_kernels", _text),
     "pin": ("is_pinned", bool),
     "dummy_layers": ("dummy_layers", int),
     "numerics": ("numerics", _text),

@@ -93,8 +93,6 @@ struct di_engine {
  * that is none. */
 di_status di_engine_config_read(di_engine_config *out, const di_engine_config *given, di_error *err);
 di_status di_engine_request_read(di_engine_request *out, const di_engine_request *given, di_error *err);
-/* How the model is loaded; strings are borrowed from the configuration. Without trace. DI_ERR_ARG. */
-di_status di_engine_load_options(di_load_options *out, const di_engine_config *config, di_error *err);
 /* Defaults of requests; lists are copied into memory. DI_ERR_ARG, DI_ERR_MEMORY. */
 di_status di_engine_defaults(di_request_options *out, const di_engine_config *config, di_arena *memory, di_error *err);
 /* A request as api/ knows it. Needs a di_request_deinit on error too. */

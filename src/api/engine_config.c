@@ -237,6 +237,7 @@ static di_status check_limits(const di_engine_config *c, di_error *err) {
         {"grammar_cache_bytes", c->grammar_cache_bytes, 0, INT64_MAX},
         {"queue_max", c->queue_max, 0, INT64_MAX / 2},
         {"log_interval_steps", c->log_interval_steps, 0, INT64_MAX},
+        {"device", c->device, 0, 1023},
     };
     for (size_t i = 0; i < DI_COUNT(limits); i++) {
         di_status st = check_limit(limits[i].name, limits[i].value, limits[i].least, limits[i].most, err);
@@ -306,6 +307,8 @@ di_status di_engine_load_options(di_load_options *out, const di_engine_config *c
         .blacklist = c->blacklist,
         .progress = c->progress,
         .user = c->progress_user,
+        .device_index = c->device,
+        .device_kernels = c->device_kernels,
     };
     return DI_OK;
 }

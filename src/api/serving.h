@@ -9,7 +9,11 @@
 
 #include "deepinfer/deepinfer.h"
 
+#include "engine/engine.h"
 #include "text/text.h"
+
+/* How an engine loads its model; strings are borrowed from the configuration. Without trace. DI_ERR_ARG. */
+di_status di_engine_load_options(di_load_options *out, const di_engine_config *config, di_error *err);
 
 /* Read-only from open on; freed with its last reference. */
 typedef struct di_shared_request di_shared_request;

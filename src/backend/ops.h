@@ -57,10 +57,11 @@ typedef struct di_paged {
     int32_t n_values; /* D, or Di for index keys */
 } di_paged;
 
-/* Compressed entries that close in this forward. */
+/* Compressed entries that close in this forward. Where row is -1 there is none: nothing is stored, and whatever an
+ * operation puts into its row of a result is read by nobody. */
 typedef struct di_entries {
     int32_t n;
-    const int32_t *row; /* [n] row that closes the entry: position (j+1)*r - 1 */
+    const int32_t *row; /* [n] row that closes the entry: position (j+1)*r - 1; or -1 */
     const int32_t *seq; /* [n] */
     const int32_t *idx; /* [n] j */
 } di_entries;
@@ -122,7 +123,7 @@ typedef struct di_rope_args {
 
 /* From the trunk x [n, M*H] and the previous sub-layer's pre_in [n, M]: z = sum_m pre_in[m]*x[m] (out z, [n, H]); and,
  * when fn is not NULL, y = (fn . x) / sqrt(mean(x^2) + norm_eps), pre_out, post [n, M], comb [n, M, M] (old, new) after
- * Sinkhorn. With fn NULL only z is made (head merge). */
+ * Sinkhorn. With fn NULL only z is made (head merge); with z.data NULL, for backends with hc_step, all but z. */
 typedef struct di_hc_mix_args {
     di_act x;
     int32_t m;
@@ -150,7 +151,7 @@ typedef struct di_stream_mean_args {
     di_act out; /* [n, H] view inside a wider block */
 } di_stream_mean_args;
 
-/* out row i = x row idx[i]; raw copy, any dtype (row_bytes each). */
+/* out row i = x row idx[i]; raw copy, any dtype (row_bytes each). A row with idx[i] < 0 stays as it is. */
 typedef struct di_gather_args {
     const void *x;
     void *out;
@@ -317,6 +318,7 @@ typedef struct di_moe_args {
     int32_t k, n_experts;
     const di_expert *experts; /* [E], host memory */
     const di_expert *shared;
+    const void *table; /* what the device's experts_place made of both; NULL where it makes nothing */
     float limit;
     di_act out; /* [n, H] */
 } di_moe_args;
@@ -332,6 +334,140 @@ typedef struct di_confidence_args {
     float tau;
     float *conf; /* [n] */
 } di_confidence_args;
+
+/* ---- chains of row-wise operations as one (optional) ----------------------------------------------------------------
+ *
+ * What the model runs back to back, without the trips through memory between. Each gives the bits of the operations
+ * that it stands for, run one after the other; what only the chain's next step would read is written where its place is
+ * given. DI_ERR_SHAPE also where the shape is not one that it is made for: then the caller runs the operations. */
+
+/* hc_post, then the collapse of hc_mix, then rms_norm, then quant:
+ *   x'[b] = post[b]*f + sum_a comb[a][b]*x[a], in place in x      (f.data NULL: x stays as it is)
+ *   z = sum_m pre_in[m]*x'[m]                                     (z.data NULL: not kept)
+ *   out = rms_norm(z, weight, eps)                                (out.data NULL: not kept)
+ *   codes = QA(out)                                               (codes.data NULL: none)
+ * The mixes of the next sub-layer are hc_mix's other half: hc_mix with z.data NULL. (3.3) */
+typedef struct di_hc_step_args {
+    di_act x, f;
+    int32_t m;
+    const float *post, *comb; /* of the sub-layer that made f */
+    const float *pre_in;      /* of the sub-layer before it */
+    const void *weight;       /* DI_BF16 [H] */
+    float eps;
+    di_act z, out, codes;
+} di_hc_step_args;
+
+/* rms_norm, then quant: out = rms_norm(x) (out.data NULL: not kept), codes = QA(out). */
+typedef struct di_norm_quant_args {
+    di_act x, out, codes;
+    const void *weight;
+    float eps;
+} di_norm_quant_args;
+
+/* rms_norm (weight NULL: none), rope with one head, then kv_encode into records, or page_store into entries where
+ * records is NULL. x stays as it is; out, the rotated rows, is kept where out.data is not NULL. */
+typedef struct di_key_store_args {
+    di_act x, out;
+    const void *weight;
+    float eps;
+    int32_t n_freq;
+    const float *cos, *sin; /* [n_rows, n_freq] */
+    di_kv_format format;    /* of records; entries have dst's */
+    uint8_t *records;
+    const di_rows *rows;
+    di_entries entries; /* x has their rows */
+    di_paged dst;
+} di_key_store_args;
+
+/* ---- tokens that stay on the device (optional) ---------------------------------------------------------------------
+ */
+
+/* Tokens that an operation drew become the input of the forward behind it, before the host knows them: for each row
+ * with from[i] >= 0, ids[i] = tokens[from[i]] and grams[i][0] is its class; where it has none, all of grams[i] is the
+ * pad class. Other rows stay as they are. (3.2.4) */
+typedef struct di_feed_args {
+    const int32_t *from, *tokens; /* [n], [any] */
+    int32_t n, n_gram;            /* n_gram 0: no n-grams */
+    const int32_t *token_map;     /* [n_map] class of an id, or -1; NULL: the id itself */
+    int64_t n_map;                /* ids from here on have no class */
+    int32_t pad;                  /* class */
+    int32_t *ids, *grams;         /* [n], [n, n_gram] */
+} di_feed_args;
+
+/* ---- sampling (optional) ------------------------------------------------------------------------------------------
+ *
+ * One token from each row of logits by the rule of engine/sample/sample.c, with the same result in every bit: a
+ * backend without this operation leaves it to that file, on rows that are downloaded. */
+
+/* How the token is found among the survivors of masks, top-p, top-k and min-p; p are their probabilities. */
+typedef enum di_sample_rule {
+    DI_SAMPLE_NOISE, /* the largest logit/temperature + g(seed, position, token); at greedy the largest logit */
+    DI_SAMPLE_DRAW,  /* the first whose cumulative p exceeds u times the total (spec/reject.c) */
+    DI_SAMPLE_TEST,  /* `token`, a draft, if its test against ln_q holds by u_test; else by u from what p has above q */
+    DI_SAMPLE_GIVEN  /* `token` */
+} di_sample_rule;
+
+enum {
+    DI_SAMPLE_GREEDY = 1,     /* temperature is that of processed log-probabilities */
+    DI_SAMPLE_LOGPROBS = 2,   /* of the token, and of the n_top best */
+    DI_SAMPLE_PROCESSED = 4,  /* they are of the survivors; else of the model's logits behind the masks */
+    DI_SAMPLE_UNLISTED = 8,   /* the blacklist is not applied (tokens of prompts) */
+    DI_SAMPLE_FORBID_MAX = 32 /* entries of a row's list */
+};
+
+/* One row. The lists lie in the operation's words, *_at is where they begin. */
+typedef struct di_sample_row {
+    uint64_t seed, position;
+    double temperature, top_p, min_p; /* top_p 1 and min_p 0: off */
+    double u, u_test;
+    const float *ln_q; /* [n_vocab] device memory: what the draft was drawn from */
+    float *ln_p;       /* out [n_vocab] device memory, ln of p, by any rule but the given; NULL: not kept */
+    int64_t top_at;    /* first of its entries of top */
+    int32_t logits_row;
+    int32_t rule, flags;
+    int32_t token;                 /* given, or the draft */
+    int32_t top_k;                 /* 0: off */
+    int32_t n_top;                 /* entries of top */
+    int32_t mask_at;               /* bit t of the words: token t is allowed; -1: all are */
+    int32_t forbid_at, n_forbid;   /* ids in the vocabulary that are not allowed */
+    int32_t bias_at, n_bias;       /* pairs of id and value (float bits); those of one id side by side, in order */
+    int32_t history_at, n_history; /* pairs: id, bit 31 set: it is in the prompt; times in the output. Ids differ */
+    int32_t drafts_at, n_drafts;   /* ids that count as output too, bit 31 set: the history has the id */
+    int32_t changed_at;            /* rows with bias, history or drafts are numbered from 0; -1: none of them */
+    float presence, frequency, repetition;
+} di_sample_row;
+
+typedef enum di_sample_status {
+    DI_SAMPLE_OK,
+    DI_SAMPLE_NOTHING_ALLOWED, /* and no token is given */
+    DI_SAMPLE_NOT_FINITE       /* logits with NaN or +infinity; a given token without log-probabilities is not tried */
+} di_sample_status;
+
+typedef struct di_sample_result {
+    int32_t token;
+    int32_t status; /* with another than OK nothing else is defined but the token: 0 */
+    float logprob;
+    float distance; /* of p and q, where a draft was tested; else 0 */
+} di_sample_result;
+
+typedef struct di_sample_top {
+    int32_t token; /* -1: there are no more tokens with a probability */
+    float logprob;
+} di_sample_top;
+
+/* All arrays but `plan` are device memory. */
+typedef struct di_sample_rows_args {
+    const float *logits; /* [*, n_vocab] */
+    int64_t n_vocab;
+    int32_t n_rows;
+    const di_sample_row *rows;
+    const di_sample_row *plan; /* the rows once more, in host memory: they decide what is launched */
+    const uint32_t *words;
+    const uint32_t *blacklist; /* bit t: token t is not allowed; NULL: none */
+    di_sample_result *results; /* out [n_rows] */
+    int32_t *tokens;           /* out [n_rows]: the tokens alone, for the operations that read them next; may be NULL */
+    di_sample_top *top;        /* out, where rows ask for it */
+} di_sample_rows_args;
 
 /* X(operation): the argument struct of operation `f` is di_<f>_args. */
 #define DI_OPS_LIST(X)                                                                                                 \
@@ -358,6 +494,9 @@ typedef struct di_confidence_args {
     X(moe)                                                                                                             \
     X(confidence)
 
+/* Entries that a backend may leave NULL: whoever wants them has another way. */
+#define DI_OPS_OPTIONAL_LIST(X) X(hc_step) X(norm_quant) X(key_store) X(feed) X(sample_rows)
+
 /* An entry may be NULL while a backend grows; di_backend_find names what is missing. DI_ERR_SHAPE for arguments that
  * don't fit together or exceed the reserved limits. */
 typedef struct di_ops {
@@ -365,6 +504,7 @@ typedef struct di_ops {
     const char *name;
 #define DI_OPS_FIELD(f) di_status (*f)(di_stream * stream, const di_##f##_args *args);
     DI_OPS_LIST(DI_OPS_FIELD)
+    DI_OPS_OPTIONAL_LIST(DI_OPS_FIELD)
 #undef DI_OPS_FIELD
 } di_ops;
 

@@ -31,11 +31,11 @@ double di_bench_median(double *values, int n);
 di_status di_bench_row(di_bench *b, const char *name, double *runs, int n, const char *unit, double limit,
                        const char *limit_kind, di_error *err);
 
-/* Bytes per second that all threads together read from memory: a buffer several times the last-level cache. */
-di_status di_bench_bandwidth(di_bench *b, double *out, di_error *err);
-
-/* Operations per second of bf16 products that the device's threads together can do at most, by its own probe. */
-di_status di_bench_peak(di_bench *b, const di_device_ops *ops, di_device *device, double *out, di_error *err);
+/* What limits a device: bytes per second that it reads from memory (its own; else all threads together from the host's,
+ * a buffer several times the last-level cache), and operations per second of bf16 products, by its own probe. Measured
+ * once. */
+di_status di_bench_limits(di_bench *b, const di_device_ops *ops, di_device *device, double *bandwidth, double *peak,
+                          di_error *err);
 
 /* The benches: kernels, model (prefill, decode), batch, scheduler, speculative, grammar, tokenizer and serve. */
 di_status di_bench_kernels(di_bench *b, di_error *err);

@@ -59,7 +59,9 @@ static di_status take(const kernels *k, size_t n, void *out, di_error *err) {
 static di_status open_kernels(kernels *k, di_bench *b, di_error *err) {
     *k = (kernels){.b = b};
     di_load_options load;
-    di_cli_load_options(&load, b->opt);
+    di_status st = di_cli_load_options(&load, b->opt, err);
+    if (st)
+        return st;
     di_device_config config = di_load_device_config(&load);
     di_limits limits = {.rows_max = ROWS_MAX,
                         .hidden_size = IN,
@@ -74,7 +76,14 @@ static di_status open_kernels(kernels *k, di_bench *b, di_error *err) {
                         .experts_max = 384,
                         .experts_per_row_max = 6,
                         .intermediate = OUT};
-    di_status st = di_backend_find(load.backend, &k->backend, err);
+    load.backend = strcmp(load.backend, "auto") ? load.backend : "cpu";
+    if (strcmp(load.backend, "cpu"))
+        return di_fail(
+            err, DI_ERR_UNSUPPORTED,
+            "bench kernels: its rows are of the processor's kernels, found backend '%s'; those of a GPU have "
+            "programs of their own (docs/nvidia.md)",
+            load.backend);
+    st = di_backend_find(load.backend, &k->backend, err);
     if (st || (st = k->backend.device->open(&k->device, &config, err)) ||
         (st = k->backend.device->reserve(k->device, &limits, err)) ||
         (st = k->backend.device->stream_create(k->device, &k->stream, err)) ||
@@ -139,9 +148,7 @@ static di_status check(const kernels *k, di_dtype dtype, int64_t i, int64_t rows
 
 static di_status gemv_row(const kernels *k, const char *name, di_dtype dtype, int64_t rows, di_error *err) {
     double runs[DI_BENCH_RUNS], bandwidth, peak;
-    di_status st = di_bench_bandwidth(k->b, &bandwidth, err);
-    if (!st)
-        st = di_bench_peak(k->b, k->backend.device, k->device, &peak, err);
+    di_status st = di_bench_limits(k->b, k->backend.device, k->device, &bandwidth, &peak, err);
     double bytes = (double)(k->weight_bytes + k->scale_bytes);
     for (int i = -1; i < DI_BENCH_RUNS && !st; i++) {
         int64_t start_ns = di_clock_ns();
@@ -160,8 +167,8 @@ static di_status gemv_row(const kernels *k, const char *name, di_dtype dtype, in
 }
 
 static di_status gemm_row(const kernels *k, const char *name, di_dtype dtype, di_error *err) {
-    double runs[DI_BENCH_RUNS], peak;
-    di_status st = di_bench_peak(k->b, k->backend.device, k->device, &peak, err);
+    double runs[DI_BENCH_RUNS], bandwidth, peak;
+    di_status st = di_bench_limits(k->b, k->backend.device, k->device, &bandwidth, &peak, err);
     for (int i = -1; i < DI_BENCH_RUNS && !st; i++) {
         enum { TIMES = 8 };
         int64_t start_ns = di_clock_ns();
@@ -288,17 +295,17 @@ static di_status topk_row(const kernels *k, const char *name, di_error *err) {
 /* ---- the rows ---- */
 
 static di_status limit_rows(kernels *k, di_error *err) {
-    double value;
+    double bandwidth = 0, peak = 0;
+    bool wants_bandwidth = di_bench_wants(k->b, "read_bandwidth"), wants_peak = di_bench_wants(k->b, "peak_bf16");
     di_status st = DI_OK;
-    if (di_bench_wants(k->b, "read_bandwidth") && !(st = di_bench_bandwidth(k->b, &value, err))) {
-        value *= 1e-9;
-        st = di_bench_row(k->b, "read_bandwidth", &value, 1, "GB/s", 0, NULL, err);
-    }
-    if (!st && di_bench_wants(k->b, "peak_bf16") &&
-        !(st = di_bench_peak(k->b, k->backend.device, k->device, &value, err))) {
-        value *= 1e-9;
-        st = di_bench_row(k->b, "peak_bf16", &value, 1, "GFLOP/s", 0, NULL, err);
-    }
+    if (wants_bandwidth || wants_peak)
+        st = di_bench_limits(k->b, k->backend.device, k->device, &bandwidth, &peak, err);
+    bandwidth *= 1e-9;
+    peak *= 1e-9;
+    if (!st && wants_bandwidth)
+        st = di_bench_row(k->b, "read_bandwidth", &bandwidth, 1, "GB/s", 0, NULL, err);
+    if (!st && wants_peak)
+        st = di_bench_row(k->b, "peak_bf16", &peak, 1, "GFLOP/s", 0, NULL, err);
     return st;
 }
 

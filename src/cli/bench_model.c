@@ -138,9 +138,7 @@ di_status di_bench_step_limit(di_bench *b, const di_cli_model *m, int64_t n_rows
                               double *limit, const char **kind, di_error *err) {
     const di_config *c = &m->loaded.config;
     double bandwidth, peak;
-    di_status st = di_bench_bandwidth(b, &bandwidth, err);
-    if (!st)
-        st = di_bench_peak(b, m->loaded.backend.device, m->loaded.device, &peak, err);
+    di_status st = di_bench_limits(b, m->loaded.backend.device, m->loaded.device, &bandwidth, &peak, err);
     if (st)
         return st;
     double operations =

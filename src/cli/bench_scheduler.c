@@ -120,10 +120,12 @@ di_status di_bench_scheduler(di_bench *b, di_error *err) {
     di_tokenizer *tok = NULL;
     di_strbuf path = {0};
     di_load_options load;
-    di_cli_load_options(&load, b->opt);
+    di_status st = di_cli_load_options(&load, b->opt, err);
+    if (st)
+        return st;
     di_device_config config = di_load_device_config(&load);
     di_path_join(&path, load.dir, "tokenizer.json");
-    di_status st = di_strbuf_status(&path, err);
+    st = di_strbuf_status(&path, err);
     if (!st)
         st = di_tokenizer_open(&tok, di_strbuf_str(&path), err);
     if (!st)

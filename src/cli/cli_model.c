@@ -12,49 +12,6 @@
 /* ---- options ------------------------------------------------------------------------------------------------------
  */
 
-void di_cli_load_options(di_load_options *out, const di_options *opt) {
-    *out = (di_load_options){
-        .dir = opt->model,
-        .backend = opt->backend,
-        .threads = (int)opt->threads,
-        .cpu_isa = opt->cpu_isa,
-        .is_pinned = opt->pin,
-        .is_order_free = strcmp(opt->batch_invariant, "off") == 0,
-        .dummy = opt->dummy || opt->dummy_layers > 0,
-        .dummy_layers = (int32_t)opt->dummy_layers,
-        .numerics = strcmp(opt->numerics, "exact") == 0 ? DI_NUMERICS_EXACT : DI_NUMERICS_FAITHFUL,
-        .seqs_max = (int32_t)opt->max_seqs,
-        .batch_tokens_max = opt->max_batched_tokens,
-        .chunk_max = opt->chunk,
-        .context_max = opt->max_model_len,
-        .kv_bytes = opt->kv_memory,
-        .replay = DI_REPLAY_OFF,
-        .replay_keep = opt->replay_keep,
-        .draft_tokens = (int32_t)opt->draft_tokens,
-        .draft_policy = DI_SPEC_COST,
-        .accept = strcmp(opt->accept, "rejection") == 0 ? DI_SPEC_REJECTION : DI_SPEC_COUPLED,
-        .draft_temperatures = opt->draft_temperatures,
-        .step_times_dir = opt->step_times,
-        .step_times_ttl_s = opt->step_times_ttl,
-        .has_prefix_cache = !opt->no_prefix_cache,
-        .is_sync = strcmp(opt->async, "off") == 0,
-        .queue_max = opt->max_queue,
-        .context_sum_max = opt->max_context_sum,
-        .ttft_goal_ns = (int64_t)(opt->ttft_goal * 1e6),
-        .tpot_goal_ns = (int64_t)(opt->tpot_goal * 1e6),
-        .log_interval_steps = opt->log_interval,
-        .blacklist = opt->token_blacklist,
-    };
-    if (strcmp(opt->draft_policy, "fixed") == 0)
-        out->draft_policy = DI_SPEC_FIXED;
-    if (strcmp(opt->draft_policy, "reference") == 0)
-        out->draft_policy = DI_SPEC_REFERENCE;
-    if (strcmp(opt->replay, "mask") == 0)
-        out->replay = DI_REPLAY_MASK;
-    if (strcmp(opt->replay, "compact") == 0)
-        out->replay = DI_REPLAY_COMPACT;
-}
-
 di_status di_cli_request_options(di_request_options *out, const di_options *opt, di_error *err) {
     di_request_options_init(out, opt->vendor_compat);
     if (!opt->vendor_compat || di_options_is_set(opt, DI_OPT_reasoning)) {
@@ -163,14 +120,16 @@ static void show_progress(void *user, uint64_t done, uint64_t total) {
 
 static di_status open_model(di_cli_model *m, const di_options *opt, const di_trace *trace, di_error *err) {
     di_load_options load;
-    di_cli_load_options(&load, opt);
+    di_status st = di_cli_load_options(&load, opt, err);
+    if (st)
+        return st;
     load.trace = trace;
     progress p = {.start_ns = di_clock_ns()};
     if (isatty(STDERR_FILENO)) {
         load.progress = show_progress;
         load.user = &p;
     }
-    di_status st = di_load_open(&m->loaded, &load, err);
+    st = di_load_open(&m->loaded, &load, err);
     if (p.is_shown) {
         fputs("\r\033[K", stderr);
         fflush(stderr);

@@ -21,9 +21,9 @@ typedef struct di_cli_model {
     int64_t start_ns;
 } di_cli_model;
 
-/* The engine's part of the options; without progress. */
-void di_cli_load_options(di_load_options *out, const di_options *opt);
-/* The same for the engine of the public API, strings borrowed; defaults of requests' sampling are not set. */
+/* The engine's part of the options, strings borrowed; without progress. */
+di_status di_cli_load_options(di_load_options *out, const di_options *opt, di_error *err);
+/* The same for the engine of the public API; defaults of requests' sampling are not set. */
 void di_cli_engine_config(di_engine_config *out, const di_options *opt);
 /* The options that are defaults of requests. DI_ERR_ARG for what can't be read. */
 di_status di_cli_request_options(di_request_options *out, const di_options *opt, di_error *err);

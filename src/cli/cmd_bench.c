@@ -98,12 +98,9 @@ static void fill_part(void *ctx, int64_t part, int64_t n_parts, int worker) {
         w[i] = di_mix64((uint64_t)(part * PIECE_WORDS + i));
 }
 
-di_status di_bench_bandwidth(di_bench *b, double *out, di_error *err) {
+/* Of the host's memory. */
+static di_status measure_bandwidth(di_bench *b, double *out, di_error *err) {
     enum { PARTS = 1024 }; /* 1 GiB */
-    if (b->read_bandwidth > 0) {
-        *out = b->read_bandwidth;
-        return DI_OK;
-    }
     size_t n_bytes = (size_t)PARTS * PIECE_WORDS * 8;
     uint64_t *words = aligned_alloc(4096, n_bytes), sums[PARTS];
     if (!words)
@@ -120,14 +117,19 @@ di_status di_bench_bandwidth(di_bench *b, double *out, di_error *err) {
     for (int i = 0; i < PARTS; i++)
         all ^= sums[i];
     free(words);
-    b->read_bandwidth = best;
     *out = best;
     return all ? DI_OK : di_fail(err, DI_ERR_INTERNAL, "the read bandwidth: the buffer was not read");
 }
 
-di_status di_bench_peak(di_bench *b, const di_device_ops *ops, di_device *device, double *out, di_error *err) {
-    di_status st = b->peak > 0 ? DI_OK : ops->measure(device, &b->peak, err);
-    *out = b->peak;
+di_status di_bench_limits(di_bench *b, const di_device_ops *ops, di_device *device, double *bandwidth, double *peak,
+                          di_error *err) {
+    di_status st = DI_OK;
+    if (!(b->peak > 0))
+        st = ops->measure(device, &b->peak, &b->read_bandwidth, err);
+    if (!st && !(b->read_bandwidth > 0))
+        st = measure_bandwidth(b, &b->read_bandwidth, err);
+    *bandwidth = b->read_bandwidth;
+    *peak = b->peak;
     return st;
 }
 

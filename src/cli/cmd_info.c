@@ -186,7 +186,13 @@ static void put_plan(di_strbuf *out, const di_options *opt, const di_config *c, 
     di_strbuf_printf(out, "\nmemory plan for %s, %s numerics\n", device->name, opt->numerics);
     put_label(out, "levels in use");
     di_strbuf_printf(out, "%s of %s\n", device->levels, device->levels_found);
-    put_size(out, load->dummy ? "weights, made up" : "weights, mapped", m->weight_bytes);
+    put_size(out,
+             plan->weights_are_copied ? "weights on the device"
+             : load->dummy            ? "weights, made up"
+                                      : "weights, mapped",
+             m->weight_bytes - plan->host_bytes);
+    if (plan->host_bytes)
+        put_size(out, "weights on the host", plan->host_bytes);
     put_size(out, "workspace", m->workspace_bytes);
     put_size(out, "scratch", m->scratch_bytes);
     put_size(out, "state slot", m->slot_bytes);
@@ -217,7 +223,7 @@ static void put_plan(di_strbuf *out, const di_options *opt, const di_config *c, 
     }
     int64_t in_all = (int64_t)plan->engine.n_blocks * DI_PAGE_TOKENS;
     di_strbuf_printf(out, "%" PRId64 " tokens a sequence, %" PRId64 " in all\n", plan->engine.context_max, in_all);
-    if (m->weight_bytes > plan->free_bytes) {
+    if (!plan->weights_are_copied && m->weight_bytes > plan->free_bytes) {
         put_label(out, "note");
         di_strbuf_puts(out, load->dummy
                                 ? "the weights don't fit into free memory and can't be made up here\n"
@@ -232,9 +238,11 @@ static di_status plan_memory(di_strbuf *out, const di_options *opt, const di_con
     di_device_info info;
     di_load_plan plan;
     di_error fit_error = {0};
-    di_cli_load_options(&load, opt);
+    di_status st = di_cli_load_options(&load, opt, err);
+    if (st)
+        return st;
     di_device_config config = di_load_device_config(&load);
-    di_status st = di_backend_find(load.backend, &backend, err);
+    st = di_backend_find(load.backend, &backend, err);
     if (!st)
         st = backend.device->open(&device, &config, err);
     if (st)
@@ -260,8 +268,9 @@ int di_cmd_info(const di_options *opt) {
     di_checkpoint *ckpt = NULL;
     di_strbuf out = {0};
     di_load_options load;
-    di_cli_load_options(&load, opt);
-    di_status st = di_load_config(&config, &load, &err);
+    di_status st = di_cli_load_options(&load, opt, &err);
+    if (!st)
+        st = di_load_config(&config, &load, &err);
     if (!st) {
         di_checkpoint_options open = {.dummy = load.dummy, .headers_only = true};
         st = di_checkpoint_open(&ckpt, opt->model, &config, &open, &err);

@@ -37,6 +37,17 @@ void di_cli_engine_config(di_engine_config *out, const di_options *opt) {
     out->grammar_threads = (int32_t)opt->grammar_threads;
     out->grammar_cache_bytes = opt->grammar_cache;
     out->grammar_timeout_s = opt->grammar_timeout;
+    out->device = (int32_t)opt->device;
+    out->device_kernels = opt->device_kernels;
     out->vendor_compat = opt->vendor_compat;
     out->reasoning = !opt->vendor_compat || di_options_is_set(opt, DI_OPT_reasoning) ? opt->reasoning : NULL;
+}
+
+di_status di_cli_load_options(di_load_options *out, const di_options *opt, di_error *err) {
+    di_engine_config config;
+    di_cli_engine_config(&config, opt);
+    di_status st = di_engine_load_options(out, &config, err);
+    if (!st)
+        out->queue_max = opt->max_queue; /* the public API counts what waits itself */
+    return st;
 }

@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include "backend/backend.h"
 #include "cli.h"
 
 typedef struct command {
@@ -212,6 +213,7 @@ static int run_command(const command *cmd, int argc, char **argv) {
     } else {
         di_log_set_level(parse_log_level(opt.log_level));
         log_warnings(&warnings);
+        di_backend_set_dir(opt.backend_dir);
         if (!opt.model) {
             find_default_model(&model);
             opt.model = di_strbuf_str(&model);

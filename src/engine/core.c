@@ -53,11 +53,29 @@ static di_status make_taps(di_core *c, size_t tap_bytes, di_error *err) {
     return di_kv_pool_init(&c->tap_slots, c->options.seqs_max, err);
 }
 
-static di_status make_memory(di_core *c, const di_memory_plan *plan, di_error *err) {
+/* Room on the device for what drafts are drawn from, where it draws them and acceptance needs it. */
+static di_status make_draft_ln(di_core *c, const di_executor *executor, di_error *err) {
+    const di_core_options *o = &c->options;
+    size_t n = (size_t)o->seqs_max * (size_t)o->draft_tokens, bytes;
+    if (!executor->sample || o->accept != DI_SPEC_REJECTION || n == 0)
+        return DI_OK;
+    if (!di_size_mul3(&bytes, n, (size_t)c->model.n_vocab, sizeof *c->draft_ln))
+        return di_fail(err, DI_ERR_RANGE, "distributions of %zu drafts", n);
+    void *memory = NULL;
+    di_status st = c->backend->device->alloc(c->device, bytes, &memory, err);
+    c->draft_ln = memory;
+    if (st)
+        return di_error_context(err, st, "distributions of %zu drafts", n);
+    return di_kv_pool_init(&c->ln_slots, o->seqs_max, err);
+}
+
+static di_status make_memory(di_core *c, const di_executor *executor, const di_memory_plan *plan, di_error *err) {
     const di_core_options *o = &c->options;
     di_status st = di_kv_init(&c->kv, c->backend, c->device, plan, o->n_blocks, o->seqs_max + o->n_snapshots, err);
     if (!st)
         st = make_taps(c, plan->tap_bytes, err);
+    if (!st)
+        st = make_draft_ln(c, executor, err);
     if (st || !o->has_prefix_cache)
         return st;
     /* A snapshot every so many blocks of a long prompt: about a quarter of the memory of the blocks between. */
@@ -153,7 +171,7 @@ di_status di_core_create_on(di_core **out, const di_executor *executor, const di
     c->log_ns = di_clock_ns();
     di_status st = check(&c->options, err);
     if (!st)
-        st = make_memory(c, plan, err);
+        st = make_memory(c, executor, plan, err);
     if (!st)
         st = make_tables(c, err);
     if (!st)
@@ -174,6 +192,18 @@ static di_status model_forward(void *self, const di_batch *batch, float **logits
 static di_status model_copy(void *self, uint8_t *base, size_t unit_bytes, const di_copy *copies, int32_t n,
                             di_error *err) {
     return di_forward_copy_units(self, base, unit_bytes, copies, n, err);
+}
+
+static di_status model_launch(void *self, const di_batch *batch, float **logits, di_error *err) {
+    return di_forward_launch(self, batch, logits, err);
+}
+
+static di_status model_wait(void *self, di_error *err) {
+    return di_forward_wait(self, err);
+}
+
+static di_status model_sample(void *self, const di_sample_rows_args *args, di_error *err) {
+    return di_forward_sample(self, args, err);
 }
 
 static di_status model_draft_begin(void *self, const di_draft_seq *seqs, int32_t n_seqs, int32_t n_rows, uint8_t *slots,
@@ -210,6 +240,13 @@ di_status di_core_create(di_core **out, di_model *model, const di_backend *backe
     if ((st = di_forward_create(&forward, model, err)))
         return di_error_context(err, st, "starting the engine");
     di_executor executor = {.self = forward, .forward = model_forward, .copy = model_copy};
+    if (backend->ops->sample_rows) {
+        executor.sample = model_sample;
+        executor.wait = model_wait;
+        executor.stream = di_forward_stream(forward);
+        if (backend->ops->feed)
+            executor.launch = model_launch;
+    }
     if (o.draft_tokens > 0) {
         executor.draft_begin = model_draft_begin;
         executor.draft_next = model_draft_next;
@@ -247,6 +284,9 @@ void di_core_destroy(di_core *c) {
     if (c->taps)
         c->backend->device->free(c->device, c->taps);
     di_kv_pool_deinit(&c->tap_slots);
+    if (c->draft_ln)
+        c->backend->device->free(c->device, c->draft_ln);
+    di_kv_pool_deinit(&c->ln_slots);
     di_kv_deinit(&c->kv);
     di_forward_destroy(c->forward);
     di_strbuf_deinit(&c->piece);

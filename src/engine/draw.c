@@ -183,6 +183,20 @@ static di_spec_row rejection_row(const di_runner *r, const di_sequence *s, const
     };
 }
 
+/* What choose_row decides by, as numbers for the device. */
+static di_sample_how how_of(const di_spec_row *row) {
+    int32_t position = di_spec_position(row->first, row->row);
+    if (row->is_last)
+        return (di_sample_how){.rule = DI_SAMPLE_DRAW, .u = di_spec_uniform(row->seed, position, DI_SPEC_DRAW)};
+    return (di_sample_how){
+        .rule = DI_SAMPLE_TEST,
+        .u = di_spec_uniform(row->seed, position, DI_SPEC_REDRAW),
+        .u_test = di_spec_uniform(row->seed, position, DI_SPEC_TEST),
+        .draft = row->draft,
+        .ln_q = row->ln_q,
+    };
+}
+
 /* Without a mask the row can't be drawn: either its constraint has failed, or it lies behind an end mark or behind a
  * draft that can't come, and nobody will look at it. */
 static di_status no_mask(const di_runner *r, const di_mask_rows *m, int64_t position, int32_t *token, di_error *err) {
@@ -193,12 +207,25 @@ static di_status no_mask(const di_runner *r, const di_mask_rows *m, int64_t posi
     return di_error_context(err, m->status, "position %lld", (long long)position);
 }
 
+/* The row's place among those that its sequence's masks are for. */
+static int32_t mask_row_of(const di_step *step, const di_step_row *row) {
+    return step->seqs[row->seq_idx].is_decoding ? row->logits_row : 0;
+}
+
+static bool lacks_mask(const di_step *step, const di_step_row *row) {
+    return !row->is_prompt && row->seq->masks && mask_row_of(step, row) >= row->seq->masks->n_rows;
+}
+
+static bool is_by_rejection(const di_runner *r, const di_sequence *s) {
+    return r->accept == DI_SPEC_REJECTION && !di_sampling_is_greedy(&s->sampling);
+}
+
 static di_status draw(const draw_job *job, const di_step_row *row, int worker, di_step_result *result, di_error *err) {
     di_runner *r = job->runner;
     const di_sequence *s = row->seq;
     const di_step_seq *q = &job->step->seqs[row->seq_idx];
-    int32_t mask_row = q->is_decoding ? row->logits_row : 0;
-    if (!row->is_prompt && s->masks && mask_row >= s->masks->n_rows)
+    int32_t mask_row = mask_row_of(job->step, row);
+    if (lacks_mask(job->step, row))
         return no_mask(r, s->masks, row->position, &result->token, err);
     float *logits = r->rows[worker];
     di_status st = fetch(r, logits, job->logits, q->logits_at + row->logits_row, err);
@@ -212,7 +239,7 @@ static di_status draw(const draw_job *job, const di_step_row *row, int worker, d
     args.forced = row->forced;
     args.logprob = row->n_top >= 0 ? &result->logprob : NULL;
     args.top = top;
-    if (r->accept != DI_SPEC_REJECTION || di_sampling_is_greedy(&s->sampling))
+    if (!is_by_rejection(r, s))
         return di_sample(&r->samplers[worker], &args, &result->token, err);
     row_choice choice = {.row = rejection_row(r, s, q, row)};
     args.choose = choose_row;
@@ -231,6 +258,74 @@ static void draw_row(void *ctx, int64_t part, int64_t n_parts, int worker) {
     /* A forward that is formed already reads a token here; what it makes of a row that failed is dropped. */
     if (result->status)
         result->token = 0;
+}
+
+/* ---- drawing on the device ---- */
+
+/* A row of the step for the device; what a row without a mask gives is decided behind it. */
+static di_status pack_row(di_runner *r, const di_step *step, const di_step_row *row, di_step_result *result,
+                          di_error *err) {
+    const di_sequence *s = row->seq;
+    const di_step_seq *q = &step->seqs[row->seq_idx];
+    int32_t mask_row = mask_row_of(step, row);
+    int64_t logits_row = q->logits_at + row->logits_row;
+    if (row->is_prompt) {
+        di_sample_pack_prompt(&r->drawer.pack, row->forced, DI_MAX(row->n_top, 0), logits_row, (int64_t)row->top_at);
+        return DI_OK;
+    }
+    bool is_maskless = lacks_mask(step, row);
+    di_sample_args args =
+        args_of(r, s, NULL, row->position, row->position - s->n_prompt - mask_row, is_maskless ? 0 : mask_row);
+    args.forced = is_maskless ? r->eos_id : row->forced;
+    args.logprob = row->n_top >= 0 && !is_maskless ? &result->logprob : NULL;
+    args.top = args.logprob && row->n_top > 0 ? step->tops + row->top_at : NULL;
+    if (is_maskless || !is_by_rejection(r, s))
+        return di_sample_pack_add(&r->drawer.pack, &args, NULL, logits_row, (int64_t)row->top_at, err);
+    di_spec_row test = rejection_row(r, s, q, row);
+    di_sample_how how = how_of(&test);
+    return di_sample_pack_add(&r->drawer.pack, &args, &how, logits_row, (int64_t)row->top_at, err);
+}
+
+/* Puts the draw of the step's n listed rows on the stream. A sequence of which one row is drawn goes on behind the
+ * token of that row, wherever it is until then. */
+static di_status launch_drawn(di_runner *r, di_step *step, const float *logits, int32_t n, di_error *err) {
+    di_status st = di_drawer_begin(r, n, err);
+    for (int32_t k = 0; k < n && !st; k++) {
+        int32_t i = step->drawn[k];
+        const di_step_row *row = &step->samples[i];
+        st = pack_row(r, step, row, &step->results[i], err);
+        if (!row->is_prompt) {
+            row->seq->coming_row = k;
+            row->seq->coming_at = row->position;
+        }
+    }
+    return st ? st : di_drawer_launch(r, logits, err);
+}
+
+static void take_drawn(di_runner *r, di_step *step) {
+    di_error err = {.code = step->draw_status};
+    if (step->draw_status)
+        err = step->draw_error;
+    else
+        step->draw_status = di_drawer_wait(r, step->tops, &err);
+    for (int32_t k = 0; k < step->n_drawn; k++) {
+        int32_t i = step->drawn[k];
+        const di_step_row *row = &step->samples[i];
+        di_step_result *result = &step->results[i];
+        row->seq->coming_row = -1;
+        if (step->draw_status) {
+            step->errors[i] = err;
+            result->status = step->draw_status;
+        } else if (lacks_mask(step, row)) {
+            result->status = no_mask(r, row->seq->masks, row->position, &result->token, &step->errors[i]);
+        } else {
+            const di_sample_result *got = &di_drawer_results(r)[k];
+            *result = (di_step_result){.token = got->token, .logprob = got->logprob, .distance = got->distance};
+            result->status = di_sample_failure(got->status, !row->is_prompt, (uint64_t)row->position, &step->errors[i]);
+        }
+        if (result->status)
+            result->token = 0;
+    }
 }
 
 /* Lists the rows that are drawn, those of drafts made from the one before them; returns their number. */
@@ -295,9 +390,18 @@ static void begin_decoding(di_runner *r, di_sequence *s, int64_t position, int32
         di_spec_guard_init(&s->guard, (float)r->rate);
 }
 
-void di_step_draw(di_runner *r, di_step *step, const float *logits) {
+void di_step_draw_begin(di_runner *r, di_step *step, const float *logits) {
     draw_job job = {r, step, logits};
-    run_parts(r, draw_row, &job, list_rows(step));
+    step->n_drawn = list_rows(step);
+    if (r->executor.sample)
+        step->draw_status = launch_drawn(r, step, logits, step->n_drawn, &step->draw_error);
+    else
+        run_parts(r, draw_row, &job, step->n_drawn);
+}
+
+void di_step_draw_end(di_runner *r, di_step *step) {
+    if (r->executor.sample)
+        take_drawn(r, step);
     for (int32_t i = 0; i < step->n_samples; i += step->samples[i].n_span) {
         const di_step_row *row = &step->samples[i];
         if (!row->is_prompt && !row->is_skipped && (row->fork_of || !step->seqs[row->seq_idx].is_decoding))
@@ -467,6 +571,56 @@ static void draft_row(void *ctx, int64_t part, int64_t n_parts, int worker) {
     s->tokens[s->golden + 1 + job->i] = r->draft_prev[part] = token;
 }
 
+/* ---- drafts drawn on the device ---- */
+
+static void mask_draft(void *ctx, int64_t part, int64_t n_parts, int worker) {
+    (void)n_parts;
+    (void)worker;
+    const draft_job *job = ctx;
+    di_sequence *s = job->runner->drafters[part];
+    job->runner->draft_is_drawn[part] = s->n_drafts == job->i && has_mask(s, job->i);
+}
+
+static di_status run_drafts(di_runner *r, const float *logits, int32_t n, int32_t i, di_error *err) {
+    di_status st = di_drawer_begin(r, n, err);
+    for (int32_t k = 0; k < n && !st; k++) {
+        const di_sequence *s = r->drafters[k];
+        if (!r->draft_is_drawn[k])
+            continue;
+        int64_t position = s->golden + 1 + i;
+        di_sample_args args = args_of(r, s, NULL, position, s->gen.n_tokens, i);
+        di_sample_how how = {.rule = DI_SAMPLE_DRAW};
+        if (s->draft_ln) {
+            how.u = di_spec_uniform(s->seed + DI_SPEC_DRAFT_SEED, (int32_t)position, DI_SPEC_DRAW);
+            how.ln_p = s->draft_ln + (size_t)i * (size_t)r->n_vocab;
+        }
+        st = di_sample_pack_add(&r->drawer.pack, &args, s->draft_ln ? &how : NULL, k, 0, err);
+    }
+    return st ? st : di_drawer_run(r, logits, NULL, err);
+}
+
+static di_status draft_on_device(di_runner *r, const float *logits, int32_t n, int32_t i, di_error *err) {
+    draft_job job = {r, logits, i};
+    run_parts(r, mask_draft, &job, n);
+    di_status st = run_drafts(r, logits, n, i, err);
+    const di_sample_result *got = di_drawer_results(r);
+    for (int32_t k = 0; k < n && !st; k++) {
+        di_sequence *s = r->drafters[k];
+        int32_t token = r->eos_id; /* what follows where nothing can: never verified */
+        if (r->draft_is_drawn[k]) {
+            if (got->status == DI_SAMPLE_OK) {
+                token = got->token;
+                s->n_drafts++;
+            } else if (got->status != DI_SAMPLE_NOTHING_ALLOWED) { /* else the verification will tell */
+                st = di_sample_failure(got->status, true, (uint64_t)(s->golden + 1 + i), err);
+            }
+            got++;
+        }
+        s->tokens[s->golden + 1 + i] = r->draft_prev[k] = token;
+    }
+    return st;
+}
+
 /* Draft i of every drafter. */
 static di_status draft_next(di_runner *r, int32_t n, int32_t i, di_error *err) {
     float *logits, *conf;
@@ -476,15 +630,18 @@ static di_status draft_next(di_runner *r, int32_t n, int32_t i, di_error *err) {
     if ((st = r->backend->device->download(r->device, r->draft_conf, conf, (size_t)n * sizeof *conf, err)))
         return st;
     draft_job job = {r, logits, i};
-    run_parts(r, draft_row, &job, n);
-    for (int32_t k = 0; k < n; k++) {
+    if (r->executor.sample)
+        st = draft_on_device(r, logits, n, i, err);
+    else
+        run_parts(r, draft_row, &job, n);
+    for (int32_t k = 0; k < n && !st; k++) {
         r->drafters[k]->raw[i] = r->draft_conf[k];
-        if (r->draft_errors[k].code) {
+        if (!r->executor.sample && r->draft_errors[k].code) {
             *err = r->draft_errors[k];
             return err->code;
         }
     }
-    return DI_OK;
+    return st;
 }
 
 /* What to expect of the drafts of a round. Under rejection the decision to verify a draft must not depend on what comes

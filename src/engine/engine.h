@@ -194,6 +194,13 @@ typedef struct di_executor {
     di_status (*draft_next)(void *self, int32_t i, const int32_t *prev, float **logits, float **conf, di_error *err);
     /* Work for the draft module that was put off (batch->taps), as di_draft_catch_up; NULL: nothing can be. */
     di_status (*catch_up)(void *self, const di_batch *batch, di_error *err);
+    /* Draws rows of the last logits on the device, as di_forward_sample: put on the stream; NULL: the host draws. */
+    di_status (*sample)(void *self, const di_sample_rows_args *args, di_error *err);
+    /* With sample: forward put on the stream, and the wait for all that is there (di_forward_launch, di_forward_wait);
+     * the stream itself. batch->fed may name tokens that `sample` draws before. NULL: forward is all there is. */
+    di_status (*launch)(void *self, const di_batch *batch, float **logits, di_error *err);
+    di_status (*wait)(void *self, di_error *err);
+    di_stream *stream;
 } di_executor;
 
 /* What a core must know of a model. */
@@ -309,12 +316,18 @@ typedef struct di_load_options {
     const char *blacklist;                                       /* ids that are never drawn, "0..3,7"; NULL: none */
     void (*progress)(void *user, uint64_t done, uint64_t total); /* of the weights; NULL: none */
     void *user;
+    int32_t device_index;       /* which of the machine's accelerators */
+    const char *device_kernels; /* level of an accelerator's kernels; NULL and "auto": the best */
 } di_load_options;
 
 /* How these options open the device. */
 static inline di_device_config di_load_device_config(const di_load_options *o) {
-    return (di_device_config){
-        .n_threads = o->threads, .is_pinned = o->is_pinned, .is_order_free = o->is_order_free, .isa = o->cpu_isa};
+    return (di_device_config){.n_threads = o->threads,
+                              .is_pinned = o->is_pinned,
+                              .is_order_free = o->is_order_free,
+                              .isa = o->cpu_isa,
+                              .device_index = o->device_index,
+                              .kernels = o->device_kernels};
 }
 
 /* The configuration alone: of the folder, or of dummy_layers. */
@@ -327,7 +340,9 @@ typedef struct di_load_plan {
     uint64_t kv_bytes, state_bytes; /* all blocks, all slots */
     uint64_t draft_bytes;           /* of running sequences: taps that are put off, and by rejection what drafts were
                                        drawn from */
-    uint64_t total_bytes;           /* weights (mapped), caches, workspace and scratch */
+    bool weights_are_copied;        /* to the device's own memory; else they are mapped */
+    uint64_t host_bytes;            /* of weights, those that stay in the host's memory */
+    uint64_t total_bytes;           /* weights (but for host_bytes), caches, workspace and scratch */
     uint64_t free_bytes;            /* of the device when the plan was made */
 } di_load_plan;
 

@@ -78,7 +78,9 @@ struct di_sequence {
     bool may_draft;      /* the draft module may draft for it: nothing of it is given beforehand */
     int32_t ahead_max;   /* rows behind its newest token's that a step may have */
     di_mask_rows *masks; /* owned; the runner's while it is running; NULL: no constraint */
-    float *draft_ln; /* owned [drafts, n_vocab], from its admission on: what drafts were drawn from; NULL: not kept */
+    /* [drafts, n_vocab], from its admission on: what drafts were drawn from; NULL: not kept. Owned, or, where the
+     * device draws, the core's device memory at ln_slot. */
+    float *draft_ln;
     di_core_callback callback;
     void *user;
     const di_span *units; /* [n_units] */
@@ -87,10 +89,12 @@ struct di_sequence {
     size_t n_forced_first;
 
     /* The runner's own, while a step has the sequence: where its decoding stands. */
-    int64_t golden;                    /* position of its newest token, whose row comes next */
-    int32_t n_drafts;                  /* tokens behind it that are drafts */
-    int64_t put_off, put_off_end;      /* rows whose keys for the draft module are put off */
-    float raw[DI_SPEC_DRAFTS_MAX];     /* their confidences */
+    int64_t golden;                /* position of its newest token, whose row comes next */
+    int32_t coming_row;            /* of the draw that is on the device: where its next token will be; -1: nowhere */
+    int64_t coming_at;             /* position of that token */
+    int32_t n_drafts;              /* tokens behind it that are drafts */
+    int64_t put_off, put_off_end;  /* rows whose keys for the draft module are put off */
+    float raw[DI_SPEC_DRAFTS_MAX]; /* their confidences */
     float chances[DI_SPEC_DRAFTS_MAX]; /* calibrated */
     float before[DI_SPEC_DRAFTS_MAX];  /* those of the round before */
     int32_t n_before;                  /* 0: there was none */
@@ -124,7 +128,7 @@ struct di_sequence {
     di_logprob *prompt_top;
 
     int32_t *blocks; /* owned [blocks_max]; held while running */
-    int32_t n_blocks, blocks_max, slot, tap_slot;
+    int32_t n_blocks, blocks_max, slot, tap_slot, ln_slot;
     int32_t run_idx;     /* index in core->running */
     int64_t rect;        /* first position that consumer layers keep (bounded replay); 0: all */
     int64_t valid_start; /* window keys before it don't exist */
@@ -221,6 +225,11 @@ struct di_step {
                                                                   done */
     int64_t rows_run, context_run, row_context;                /* rows; contexts of sequences, and of all their rows */
     bool puts_off;                                             /* the draft module's keys of its rows */
+    bool is_launched;                                          /* its forward is on the device already, behind ... */
+    float *logits;                                             /* ... the draw of the step before; its logits */
+    int32_t n_drawn;
+    di_status draw_status; /* of its draw on the device, with draw_error */
+    di_error draw_error;
     int32_t n_decoding, n_verified, n_held; /* decoding sequences with rows; drafts verified, and held */
     int32_t n_drafters;                     /* sequences with new drafts */
     double draft_error;
@@ -233,6 +242,17 @@ struct di_step {
 
 /* ---- runner -------------------------------------------------------------------------------------------------------
  */
+
+/* Drawing on the device (draw_device.c); zeroed where the host draws. */
+typedef struct di_drawer {
+    di_sample_pack pack;         /* the rows of this draw */
+    void *input, *output, *tops; /* owned device memory */
+    void *tokens;                /* owned device memory: int32_t of each row of the last draw */
+    void *results, *top;         /* owned memory of alloc_host: what came of output and tops */
+    size_t input_bytes, output_bytes, tops_bytes, tokens_bytes, results_bytes, top_bytes;
+    di_event *is_drawn;  /* owned: behind the downloads */
+    uint32_t *blacklist; /* owned device memory; NULL: none */
+} di_drawer;
 
 typedef struct di_runner {
     di_executor executor;
@@ -261,7 +281,8 @@ typedef struct di_runner {
     struct di_mask_job *mask_jobs; /* owned [seqs_max] */
     int32_t n_mask_jobs;
     int64_t context_max, n_steps, n_draft_fails;
-    double rate; /* running chance that a draft holds if those before it do */
+    int64_t last_drawn_ns; /* end of the last step's draw */
+    double rate;           /* running chance that a draft holds if those before it do */
     double saved_ns;
     int64_t n_tested;               /* drafts that rejection tested */
     double expected_sum, bound_sum; /* of 1 - d and (1 - d) / (1 + d), d being their distances */
@@ -277,12 +298,14 @@ typedef struct di_runner {
     di_sequence **sure; /* sequences that may have tokens that are certain */
     int32_t n_sure;
     int32_t *draft_prev;
+    bool *draft_is_drawn; /* drafters that draw their next draft, where the device draws */
     float *draft_conf;
     di_error *draft_errors;
     di_seq_rows *batch;
 
     int32_t seqs_max;
-    di_sampler *samplers; /* owned [n_workers], with a row of logits each */
+    di_drawer drawer;
+    di_sampler *samplers; /* owned [n_workers], with a row of logits each; NULL where the device draws */
     float **rows;
     int n_workers;
 
@@ -332,6 +355,21 @@ void di_masker_destroy(di_masker *k); /* NULL is fine */
 void di_masker_start(di_masker *k, const di_mask_job *jobs, int32_t n);
 void di_masker_wait(di_masker *k);
 
+/* ---- draw_device.c: rows drawn on the device, where the executor has `sample` ---- */
+di_status di_drawer_init(di_runner *r, di_error *err);
+void di_drawer_deinit(di_runner *r);
+/* A draw of at most n_rows rows begins; they are added to r->drawer.pack. */
+di_status di_drawer_begin(di_runner *r, int32_t n_rows, di_error *err);
+/* Puts it on the stream; tokens are in r->drawer.tokens for what comes behind it there. */
+di_status di_drawer_launch(di_runner *r, const float *logits, di_error *err);
+/* Waits for it: di_drawer_results, and lists of the best into `top` (host), as far as the rows ask for them. */
+di_status di_drawer_wait(di_runner *r, di_logprob *top, di_error *err);
+/* Both. */
+di_status di_drawer_run(di_runner *r, const float *logits, di_logprob *top, di_error *err);
+static inline const di_sample_result *di_drawer_results(const di_runner *r) {
+    return r->drawer.results;
+}
+
 /* ---- draw.c: from logits to tokens and drafts; called by the runner's thread ---- */
 /* Sum of the contexts of n rows from pos0 on: of the row at position p, p + 1. */
 static inline int64_t di_step_row_context(int64_t pos0, int64_t n) {
@@ -340,7 +378,9 @@ static inline int64_t di_step_row_context(int64_t pos0, int64_t n) {
 /* How many drafts each decoding sequence of the step verifies. */
 void di_step_plan(di_runner *r, di_step *step);
 /* Draws the step's rows, decides which drafts hold and writes tokens where the next forward reads them. */
-void di_step_draw(di_runner *r, di_step *step, const float *logits);
+void di_step_draw_begin(di_runner *r, di_step *step, const float *logits);
+/* Behind begin, which puts the draw on the device's stream where it has one: what stands there is waited for. */
+void di_step_draw_end(di_runner *r, di_step *step);
 /* A drafting round for the sequences that go on. */
 void di_step_draft(di_runner *r, di_step *step);
 
@@ -358,6 +398,8 @@ struct di_core {
     di_kv kv;
     uint8_t *taps; /* owned device memory [seqs_max, tap_bytes]; NULL: the draft module's keys are never put off */
     di_kv_pool tap_slots;   /* of it */
+    float *draft_ln;        /* owned device memory [seqs_max, drafts, n_vocab], where the device draws; else NULL */
+    di_kv_pool ln_slots;    /* of it */
     di_prefix *prefix;      /* owned; NULL: no prefix cache */
     int32_t snapshot_every; /* blocks between the snapshots of a long prompt */
 

@@ -8,7 +8,8 @@
 #define CONTEXT_MIN 256                             /* a planned context is not cut below this */
 #define MEASURE_COST_NS ((int64_t)200 * 1000000)    /* of the start, for the cost of steps */
 #define MEASURE_TABLE_NS ((int64_t)20000 * 1000000) /* for the table of DI_SPEC_REFERENCE */
-#define LOGITS_MIN 64 /* rows of logits of a step, so that prompts can be scored in chunks */
+#define DEVICE_RESERVE 16 /* part of a device's free memory that is left to its driver and to fragments */
+#define LOGITS_MIN 64     /* rows of logits of a step, so that prompts can be scored in chunks */
 
 /* ---- plan ---------------------------------------------------------------------------------------------------------
  */
@@ -37,6 +38,9 @@ static di_model_options model_options(const di_load_options *o, const di_load_pl
         .tokens_max = plan->engine.context_max,
         .logits_max = plan->engine.logits_max,
         .with_draft = plan->engine.draft_tokens > 0,
+        .engram_on_host = plan->host_bytes > 0,
+        .progress = o->progress,
+        .user = o->user,
     };
 }
 
@@ -57,20 +61,28 @@ static bool plan_context(di_load_plan *plan, const di_config *c, const di_load_o
     if (!di_size_mul(&states, (size_t)o->seqs_max + (size_t)plan->engine.n_snapshots, m->slot_bytes))
         return false;
     plan->state_bytes = states;
-    plan->total_bytes = m->weight_bytes + m->workspace_bytes + m->scratch_bytes + states + plan->draft_bytes;
-    return plan->total_bytes >= m->weight_bytes;
+    /* A device's own memory need not hold the Engram tables: of a token it reads a few rows, wherever they are. */
+    plan->host_bytes = plan->weights_are_copied && m->engram_bytes > plan->free_bytes / 4 ? m->engram_bytes : 0;
+    plan->total_bytes =
+        m->weight_bytes - plan->host_bytes + m->workspace_bytes + m->scratch_bytes + states + plan->draft_bytes;
+    return plan->total_bytes >= m->weight_bytes - plan->host_bytes;
 }
 
 /* Bytes that KV blocks may take: what --kv-memory leaves behind the slots, else half of what is free behind everything
- * else. Weights are mapped and may lie in the page cache, which counts as free: they come off first, yet not more than
- * half of the memory, since what doesn't fit is read again as needed. */
+ * else. Weights that are mapped may lie in the page cache, which counts as free: they come off first, yet not more than
+ * half of the memory, since what doesn't fit is read again as needed. Weights that are copied to the device must fit,
+ * and nobody else wants what they leave but for a reserve. */
 static uint64_t block_budget(const di_load_plan *plan, const di_load_options *o) {
     const di_memory_plan *m = &plan->memory;
     if (o->kv_bytes > 0)
         return (uint64_t)o->kv_bytes > plan->state_bytes ? (uint64_t)o->kv_bytes - plan->state_bytes : 0;
-    uint64_t taken = DI_MIN((uint64_t)m->weight_bytes, plan->free_bytes / 2) + m->workspace_bytes + m->scratch_bytes +
-                     plan->state_bytes + plan->draft_bytes;
-    return taken < plan->free_bytes ? (plan->free_bytes - taken) / 2 : 0;
+    uint64_t weights = plan->weights_are_copied ? m->weight_bytes - plan->host_bytes
+                                                : DI_MIN((uint64_t)m->weight_bytes, plan->free_bytes / 2);
+    uint64_t taken = weights + m->workspace_bytes + m->scratch_bytes + plan->state_bytes + plan->draft_bytes;
+    if (taken >= plan->free_bytes)
+        return 0;
+    uint64_t left = plan->free_bytes - taken;
+    return plan->weights_are_copied ? left - left / DEVICE_RESERVE : left / 2;
 }
 
 static di_status fail_memory(const di_load_plan *plan, const di_load_options *o, int64_t n_blocks, di_error *err) {
@@ -121,6 +133,7 @@ di_status di_load_plan_make(di_load_plan *plan, const di_config *c, const di_loa
     if ((st = backend->device->info(device, &info, err)))
         return st;
     plan->free_bytes = info.memory_free_bytes;
+    plan->weights_are_copied = !info.weights_by_mapping;
     int32_t n_drafts = c->n_draft_layers > 0 ? DI_MIN(o->draft_tokens, DI_MIN(c->draft_block, DI_SPEC_DRAFTS_MAX)) : 0;
     plan->engine = (di_core_options){
         .seqs_max = o->seqs_max,

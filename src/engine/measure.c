@@ -43,6 +43,27 @@ static void rig_deinit(rig *g) {
     free(g->rows);
 }
 
+/* Draws n rows of logits, as a step does. */
+static di_status draw_rows(di_runner *r, const float *logits, int32_t n) {
+    di_sampling sampling;
+    di_sampling_init(&sampling);
+    di_status st = r->executor.sample ? di_drawer_begin(r, n, NULL) : DI_OK;
+    for (int32_t i = 0; i < n && !st; i++) {
+        int32_t token;
+        di_sample_args args = {.sampling = &sampling, .n_vocab = r->n_vocab, .eos_id = -1, .forced = -1};
+        if (r->executor.sample) {
+            st = di_sample_pack_add(&r->drawer.pack, &args, NULL, i, 0, NULL);
+            continue;
+        }
+        args.logits = r->rows[0];
+        st = r->backend->device->download(r->device, r->rows[0], logits + (int64_t)i * r->n_vocab,
+                                          (size_t)r->n_vocab * sizeof(float), NULL);
+        if (!st)
+            st = di_sample(&r->samplers[0], &args, &token, NULL);
+    }
+    return !st && r->executor.sample ? di_drawer_run(r, logits, NULL, NULL) : st;
+}
+
 /* A step of n rows, over as many sequences as there can be; its time and that of drawing. */
 static di_status run_step(rig *g, int32_t n, int64_t *forward_ns, int64_t *draw_ns) {
     di_runner *r = &g->core->runner;
@@ -62,19 +83,11 @@ static di_status run_step(rig *g, int32_t n, int64_t *forward_ns, int64_t *draw_
     int64_t start_ns = di_clock_ns();
     di_status st = r->executor.forward(r->executor.self, &batch, &logits, NULL);
     int64_t middle_ns = di_clock_ns();
-    di_sampling sampling;
-    di_sampling_init(&sampling);
-    for (int32_t i = 0; i < n && !st; i++) {
-        int32_t token;
-        di_sample_args args = {
-            .sampling = &sampling, .logits = r->rows[0], .n_vocab = r->n_vocab, .eos_id = -1, .forced = -1};
-        st = r->backend->device->download(r->device, r->rows[0], logits + (int64_t)i * r->n_vocab,
-                                          (size_t)r->n_vocab * sizeof(float), NULL);
-        if (!st)
-            st = di_sample(&r->samplers[0], &args, &token, NULL);
-    }
+    if (!st)
+        st = draw_rows(r, logits, n);
+    int n_beside = r->executor.sample ? 1 : DI_MIN(r->n_workers, n); /* the host's threads draw rows side by side */
     *forward_ns = middle_ns - start_ns;
-    *draw_ns = (di_clock_ns() - middle_ns) / DI_MIN(r->n_workers, n); /* rows are drawn side by side */
+    *draw_ns = (di_clock_ns() - middle_ns) / n_beside;
     return st;
 }
 

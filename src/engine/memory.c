@@ -40,9 +40,11 @@ void di_seq_release(di_core *c, di_sequence *s) {
         di_kv_pool_release(&c->kv.slots, &s->slot, 1);
     if (s->tap_slot >= 0)
         di_kv_pool_release(&c->tap_slots, &s->tap_slot, 1);
+    if (s->ln_slot >= 0)
+        di_kv_pool_release(&c->ln_slots, &s->ln_slot, 1);
     di_kv_chain_reset(&s->chain);
     s->n_blocks = 0;
-    s->slot = s->tap_slot = -1;
+    s->slot = s->tap_slot = s->ln_slot = -1;
     s->n_done = s->n_sched = 0;
     s->is_decoding = false;
     s->valid_start = s->page_from = s->snapshot_at = 0;

@@ -7,8 +7,8 @@
  * position its rows begin is settled when its step starts. Steps run strictly one after another: memory that was given
  * back while a step was here is written by later steps only.
  *
- * Rows are sampled on the device's host threads, each with scratch of its own. Results lie beside the step's rows;
- * nothing here knows what a token means.
+ * Rows are sampled on the device, or on its host threads, each with scratch of its own. Results lie beside the step's
+ * rows; nothing here knows what a token means.
  *
  * The draft module has keys of its own for every row. While nothing is drafted they are put off: a step keeps what they
  * are made of, and they are made for the last window of rows at once when a sequence drafts again, or before a step
@@ -30,21 +30,25 @@ static di_status copy_units(const di_runner *r, uint8_t *base, size_t unit_bytes
     return DI_OK;
 }
 
-/* The rows of a decoding sequence, now that it is known where they begin; false: none are needed. */
+/* The rows of a decoding sequence, now that it is known where they begin; false: none are needed. Where its newest
+ * token is still being drawn, the forward takes it from there. */
 static di_status settle(di_runner *r, di_step *step, int32_t k, bool *is_there) {
     di_step_seq *q = &step->seqs[k];
     di_seq_rows *rows = &step->rows[k];
     const di_sequence *s = q->seq;
+    int64_t golden = s->coming_row >= 0 ? s->coming_at : s->golden;
     *is_there = true;
+    rows->fed_from = -1;
     if (!q->is_decoding)
         return DI_OK;
-    *is_there = !di_sequence_is_whole(s);
+    *is_there = golden < di_sequence_rows_max(s);
     if (!*is_there)
         return DI_OK;
-    rows->pos0 = s->golden;
+    rows->fed_from = s->coming_row;
+    rows->pos0 = golden;
     rows->n_rows = rows->n_logits = 1 + q->n_drafts;
     rows->n_snapshots = 0;
-    step->samples[q->sample_at].position = s->golden + 1;
+    step->samples[q->sample_at].position = golden + 1;
     if (q->snapshot_at < 0)
         return DI_OK;
     const di_ring_snapshot *snapshot = &step->snapshots[q->snapshot_at];
@@ -160,6 +164,7 @@ static void note_put_off(di_step *step) {
     }
 }
 
+/* Runs the forward of a step, or puts it on the device's stream where there is one. */
 static di_status forward(di_runner *r, di_step *step, float **logits) {
     di_error *err = &step->error;
     di_status st = copy_units(r, r->kv->pages, r->kv->page_bytes, step->page_copies, step->n_page_copies, err);
@@ -195,9 +200,10 @@ static di_status forward(di_runner *r, di_step *step, float **logits) {
         .pages = r->kv->pages,
         .slots = r->kv->states,
         .taps = step->puts_off ? r->taps : NULL,
+        .fed = step->is_launched ? r->drawer.tokens : NULL,
     };
     start_masks(r, step);
-    st = r->executor.forward(r->executor.self, &batch, logits, err);
+    st = (r->executor.launch ? r->executor.launch : r->executor.forward)(r->executor.self, &batch, logits, err);
     if (r->masker && r->n_mask_jobs > 0)
         di_masker_wait(r->masker);
     if (!st)
@@ -247,11 +253,63 @@ static void report(di_runner *r, di_step *step) {
     }
 }
 
+/* ---- steps that follow on the device -----------------------------------------------------------------------------
+ *
+ * Where the device draws and nothing about the next step depends on what it draws but the tokens themselves, the next
+ * forward is put on the stream behind the draw, before the host knows the tokens: the device goes on while the host
+ * takes the results, commits them and forms the step after.
+ *
+ *   device   forward N | draw N | forward N+1 ............ | draw N+1 | forward N+2
+ *   host     ... launch N+1 | wait for draw N | commit N, form N+2 | launch N+2 | wait for draw N+1 */
+
+/* Of drafts and masks the next rows depend on the tokens; so do sequences that go on behind rows of drafts. */
+static bool can_follow(const di_runner *r, const di_step *step) {
+    if (!r->executor.launch || r->n_drafts > 0 || step->error.code || step->draw_status)
+        return false;
+    for (int32_t k = 0; k < step->n_seqs; k++) {
+        if (step->seqs[k].seq->masks || step->seqs[k].n_drafts > 0)
+            return false;
+    }
+    for (int32_t i = 0; i < step->n_samples; i++) {
+        if (step->samples[i].seq->masks)
+            return false;
+    }
+    return true;
+}
+
+/* The forward of the step behind this one, where it is there and can follow. */
+static void launch_next(di_runner *r, const di_step *step) {
+    if (!can_follow(r, step))
+        return;
+    pthread_mutex_lock(&r->mutex);
+    di_step *next = r->n_queued > 0 ? r->queue[0] : NULL;
+    pthread_mutex_unlock(&r->mutex);
+    if (!next)
+        return;
+    next->n_drawn = 0;
+    next->draw_status = DI_OK;
+    if (!can_follow(r, next))
+        return;
+    next->is_launched = true;
+    next->start_ns = di_clock_ns();
+    next->error.code = forward(r, next, &next->logits);
+}
+
+/* The times of a step whose parts the device runs without the host: it ends when its tokens are there, and begins when
+ * it was launched or the step before ended. */
+static void settle_times(const di_runner *r, di_step *step) {
+    step->start_ns = DI_MAX(step->start_ns, r->last_drawn_ns);
+    step->forward_ns = step->sample_ns = step->drawn_ns;
+}
+
 static void run(di_runner *r, di_step *step) {
-    float *logits = NULL;
     r->n_steps++;
-    step->start_ns = di_clock_ns();
-    step->error.code = forward(r, step, &logits);
+    if (!step->is_launched) {
+        step->start_ns = di_clock_ns();
+        step->error.code = forward(r, step, &step->logits);
+    }
+    if (r->executor.launch && !step->error.code && step->n_samples == 0)
+        step->error.code = r->executor.wait(r->executor.self, &step->error);
     step->forward_ns = di_clock_ns();
     pthread_mutex_lock(&r->mutex);
     bool waits = !step->is_sampling_ready;
@@ -259,9 +317,15 @@ static void run(di_runner *r, di_step *step) {
         pthread_cond_wait(&r->work, &r->mutex);
     pthread_mutex_unlock(&r->mutex);
     step->sample_ns = waits ? di_clock_ns() : step->forward_ns;
-    if (!step->error.code && step->n_samples > 0)
-        di_step_draw(r, step, logits);
+    if (!step->error.code && step->n_samples > 0) {
+        di_step_draw_begin(r, step, step->logits);
+        launch_next(r, step);
+        di_step_draw_end(r, step);
+    }
     step->drawn_ns = di_clock_ns();
+    if (r->executor.launch)
+        settle_times(r, step);
+    r->last_drawn_ns = step->drawn_ns;
     if (!step->error.code && r->n_drafts > 0)
         learn(r, step);
     di_step_draft(r, step);
@@ -296,6 +360,8 @@ static void *runner_main(void *arg) {
 
 void di_runner_launch(di_runner *r, di_step *step) {
     step->error = (di_error){0};
+    step->is_launched = false;
+    step->logits = NULL;
     pthread_mutex_lock(&r->mutex);
     DI_ASSERT(r->n_queued < 2);
     step->is_done = step->is_sampling_ready = false;
@@ -348,13 +414,15 @@ static di_status make_drafting(di_runner *r, di_error *err) {
     r->drafter_rows = calloc(n, sizeof *r->drafter_rows);
     r->sure = calloc(n, sizeof(di_sequence *));
     r->draft_prev = calloc(n, sizeof *r->draft_prev);
+    r->draft_is_drawn = calloc(n, sizeof *r->draft_is_drawn);
     r->draft_conf = calloc(n, sizeof *r->draft_conf);
     r->draft_errors = calloc(n, sizeof *r->draft_errors);
     r->mask_jobs = calloc(n, sizeof *r->mask_jobs);
     if (r->policy == DI_SPEC_REFERENCE && r->n_drafts > 0 && !(r->curve = calloc(1, sizeof *r->curve)))
         return di_fail(err, DI_ERR_MEMORY, "a table of step times");
     if (!r->batch || !r->plan_seqs || !r->plan || !r->plan_scratch || !r->draft_seqs || !r->drafters ||
-        !r->drafter_rows || !r->sure || !r->draft_prev || !r->draft_conf || !r->draft_errors || !r->mask_jobs)
+        !r->drafter_rows || !r->sure || !r->draft_prev || !r->draft_is_drawn || !r->draft_conf || !r->draft_errors ||
+        !r->mask_jobs)
         return di_fail(err, DI_ERR_MEMORY, "drafting for %zu sequences", n);
     r->rate = 0.7;
     if (r->n_drafts == 0)
@@ -365,23 +433,29 @@ static di_status make_drafting(di_runner *r, di_error *err) {
     return DI_OK;
 }
 
-di_status di_runner_init(di_runner *r, di_error *err) {
-    int n = r->backend->device->host_threads(r->device);
-    di_status st = make_drafting(r, err);
-    if (st)
-        return st;
+/* Scratch and a row of logits for every thread that draws. */
+static di_status make_samplers(di_runner *r, di_error *err) {
+    int n = r->n_workers;
+    di_status st;
     r->samplers = calloc((size_t)n, sizeof *r->samplers);
     r->rows = calloc((size_t)n, sizeof *r->rows);
     if (!r->samplers || !r->rows)
         return di_fail(err, DI_ERR_MEMORY, "samplers of %d threads", n);
-    r->n_workers = n;
     for (int i = 0; i < n; i++) {
         if ((st = di_sampler_reserve(&r->samplers[i], r->n_vocab, err)))
             return st;
         if (!(r->rows[i] = malloc((size_t)r->n_vocab * sizeof(float))))
             return di_fail(err, DI_ERR_MEMORY, "a row of %d logits", r->n_vocab);
     }
-    return start(r, err);
+    return DI_OK;
+}
+
+di_status di_runner_init(di_runner *r, di_error *err) {
+    r->n_workers = r->backend->device->host_threads(r->device);
+    di_status st = make_drafting(r, err);
+    if (!st)
+        st = r->executor.sample ? di_drawer_init(r, err) : make_samplers(r, err);
+    return st ? st : start(r, err);
 }
 
 void di_runner_deinit(di_runner *r) {
@@ -397,10 +471,12 @@ void di_runner_deinit(di_runner *r) {
         pthread_cond_destroy(&r->work);
         pthread_mutex_destroy(&r->mutex);
     }
-    for (int i = 0; i < r->n_workers; i++) {
+    for (int i = 0; i < r->n_workers && r->samplers && r->rows; i++) {
         di_sampler_deinit(&r->samplers[i]);
         free(r->rows[i]);
     }
+    if (r->backend)
+        di_drawer_deinit(r);
     free(r->samplers);
     free(r->rows);
     free(r->batch);
@@ -412,6 +488,7 @@ void di_runner_deinit(di_runner *r) {
     free(r->drafter_rows);
     free(r->sure);
     free(r->draft_prev);
+    free(r->draft_is_drawn);
     free(r->draft_conf);
     free(r->draft_errors);
     free(r->mask_jobs);

@@ -289,7 +289,8 @@ di_status di_sequence_create(di_sequence **out, di_core *core, const di_submissi
     s->callback = sub->callback;
     s->user = sub->user;
     s->sampling = sub->sampling;
-    s->slot = s->tap_slot = -1;
+    s->coming_row = -1;
+    s->slot = s->tap_slot = s->ln_slot = s->coming_row = -1;
     s->item.priority = sub->priority;
     s->item.is_ready = true;
     s->deadline_ns = sub->deadline_ns > 0 ? sub->deadline_ns : INT64_MAX;
@@ -314,7 +315,8 @@ void di_sequence_destroy(di_sequence *s) {
     di_stop_matcher_deinit(&s->stop);
     di_strbuf_deinit(&s->text);
     di_masks_destroy(s->masks);
-    free(s->draft_ln);
+    if (!s->core->draft_ln)
+        free(s->draft_ln);
     free(s->memory);
     free(s->logprobs);
     free(s->top);

@@ -289,12 +289,17 @@ static di_step_row *add_sample(di_step *step, di_sequence *s, int32_t seq_idx, i
 }
 
 /* Room for what drafts of s are drawn from, where acceptance needs it. Without it s drafts nothing. */
-static void keep_draft_ln(const di_core *c, di_sequence *s) {
-    if (c->options.accept != DI_SPEC_REJECTION || !s->may_draft || s->draft_ln || di_sampling_is_greedy(&s->sampling))
+static void keep_draft_ln(di_core *c, di_sequence *s) {
+    size_t n_drafts = (size_t)c->options.draft_tokens, n_vocab = (size_t)c->model.n_vocab, bytes;
+    if (c->options.accept != DI_SPEC_REJECTION || !s->may_draft || di_sampling_is_greedy(&s->sampling))
         return;
-    size_t bytes;
-    if (di_size_mul3(&bytes, (size_t)c->options.draft_tokens, (size_t)c->model.n_vocab, sizeof *s->draft_ln))
+    if (c->draft_ln) { /* one that s had before is no longer its own */
+        bool is_taken = di_kv_pool_alloc(&c->ln_slots, 1, &s->ln_slot);
+        DI_ASSERT(is_taken); /* there are as many as sequences can run */
+        s->draft_ln = c->draft_ln + (size_t)s->ln_slot * n_drafts * n_vocab;
+    } else if (!s->draft_ln && di_size_mul3(&bytes, n_drafts, n_vocab, sizeof *s->draft_ln)) {
         s->draft_ln = malloc(bytes);
+    }
 }
 
 /* Samples beside s, whose prompt ends in this step: they draw their first token from the same row of logits. */

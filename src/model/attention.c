@@ -29,8 +29,7 @@ static di_status queries(di_forward *fw, int32_t layer, const di_row_set *rs, bo
     int64_t n = rs->rows.n_rows;
     di_act qa = di_act_of(fw, fw->ws.qa, n, c->q_rank), qr = di_act_of(fw, fw->ws.qr, n, c->q_rank);
     DI_TRY(di_linear(fw, xq, &w->wq_a, qa));
-    DI_TRY(di_norm(fw, qa, w->q_norm, qr));
-    DI_TRY(di_act_quant(fw, qr, fw->ws.qrq, fw->ws.qrq_scale, qrq));
+    DI_TRY(di_norm_quantised(fw, qa, w->q_norm, qr, fw->ws.qrq, fw->ws.qrq_scale, qrq));
     *q = di_act_of(fw, fw->ws.q, n, (int64_t)c->n_heads * c->head_dim);
     DI_TRY(di_linear(fw, *qrq, &w->wq_b, *q));
     return fw->model->backend.ops->rope(fw->stream,
@@ -51,6 +50,20 @@ di_status di_block_window_keys(di_forward *fw, int32_t layer, const di_row_set *
     char name[24];
     di_layer_name(fw, layer, name);
     DI_TRY(di_linear(fw, xq, &w->wkv, kv));
+    if (ops->key_store && !fw->tap) {
+        di_status st = ops->key_store(fw->stream, &(di_key_store_args){
+                                                      .x = kv,
+                                                      .weight = w->kv_norm,
+                                                      .eps = c->rms_eps,
+                                                      .n_freq = c->rope_dim / 2,
+                                                      .cos = compressed ? rs->cos_compressed : rs->cos_window,
+                                                      .sin = compressed ? rs->sin_compressed : rs->sin_window,
+                                                      .format = fw->model->layout.win_format,
+                                                      .records = fw->ws.records,
+                                                  });
+        if (st != DI_ERR_SHAPE)
+            return st;
+    }
     DI_TRY(di_norm(fw, kv, w->kv_norm, kvn));
     DI_TRY(ops->rope(fw->stream, &(di_rope_args){.x = kvn,
                                                  .n_heads = 1,
@@ -75,7 +88,7 @@ di_status di_block_window_store(di_forward *fw, int32_t layer, int32_t set) {
     di_rows rows = fw->snap.rows;
     args.rows = &rows;
     args.store_from = fw->snap.store_from;
-    for (int32_t pass = 0; pass < di_snapshot_passes(&fw->model->config); pass++, rows.seq += fw->model->rows_max)
+    for (int32_t pass = 0; pass < di_snapshot_passes(&fw->model->config); pass++, rows.seq += fw->ml.n_rows)
         DI_TRY(ops->ring_store(fw->stream, &args));
     return DI_OK;
 }
@@ -172,7 +185,7 @@ di_status di_block_attention(di_forward *fw, int32_t layer, int32_t set, di_act 
     const di_row_set *rs = &fw->set[set];
     bool sparse = c->ratio[layer] > 0;
     di_act xq, qrq, q;
-    DI_TRY(di_act_quant(fw, x, fw->ws.xq, fw->ws.xq_scale, &xq));
+    DI_TRY(di_input_quant(fw, x, &xq));
     DI_TRY(queries(fw, layer, rs, sparse, xq, &qrq, &q));
     DI_TRY(di_block_window_keys(fw, layer, rs, sparse, xq));
     if (di_config_is_kv_source(c, layer) && !compressed_done)
@@ -186,7 +199,7 @@ di_status di_block_attention(di_forward *fw, int32_t layer, int32_t set, di_act 
 di_status di_block_draft_attention(di_forward *fw, int32_t layer, di_act x, di_act f) {
     const di_row_set *rs = &fw->set[0];
     di_act xq, qrq, q;
-    DI_TRY(di_act_quant(fw, x, fw->ws.xq, fw->ws.xq_scale, &xq));
+    DI_TRY(di_input_quant(fw, x, &xq));
     DI_TRY(queries(fw, layer, rs, false, xq, &qrq, &q));
     DI_TRY(di_block_window_keys(fw, layer, rs, false, xq));
     return attend(fw, layer, rs, false, false, q, f);

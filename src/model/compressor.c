@@ -29,12 +29,50 @@ static di_status pool_pairs(di_forward *fw, int32_t layer, di_act x, di_act lat)
                                                                          .ring = ring});
 }
 
-static di_status store(di_forward *fw, di_entries entries, di_act x, int32_t ratio, size_t offset,
-                       di_kv_format format) {
-    const di_layout *lay = &fw->model->layout;
-    di_paged dst = {fw->pages, lay->page_bytes, offset, DI_PAGE_TOKENS / ratio, format, (int32_t)x.n_cols};
-    return fw->model->backend.ops->page_store(
-        fw->stream, &(di_page_store_args){.rows = &fw->set[0].rows, .entries = entries, .x = x, .dst = dst});
+/* Rotates and stores entries: rows of x, normed first where weight is not NULL (then x is left as it is and `rotated`
+ * has room for the result). */
+typedef struct stored {
+    di_act x, rotated;
+    const uint16_t *weight;
+    const float *cos, *sin;
+    size_t offset;
+    di_kv_format format;
+    const char *name; /* of what a tap sees */
+} stored;
+
+static di_status store(di_forward *fw, int32_t layer, di_entries entries, const stored *s) {
+    const di_model *mo = fw->model;
+    const di_config *c = &mo->config;
+    const di_ops *ops = mo->backend.ops;
+    int32_t n_values = (int32_t)s->x.n_cols;
+    di_paged dst = {fw->pages, mo->layout.page_bytes, s->offset, DI_PAGE_TOKENS / c->ratio[layer], s->format, n_values};
+    if (ops->key_store && !fw->tap) {
+        di_status st = ops->key_store(fw->stream, &(di_key_store_args){.x = s->x,
+                                                                       .weight = s->weight,
+                                                                       .eps = c->rms_eps,
+                                                                       .n_freq = c->rope_dim / 2,
+                                                                       .cos = s->cos,
+                                                                       .sin = s->sin,
+                                                                       .rows = &fw->set[0].rows,
+                                                                       .entries = entries,
+                                                                       .dst = dst});
+        if (st != DI_ERR_SHAPE)
+            return st;
+    }
+    di_act x = s->x;
+    char name[24];
+    di_layer_name(fw, layer, name);
+    if (s->weight) {
+        x = s->rotated;
+        DI_TRY(di_norm(fw, s->x, s->weight, x));
+    }
+    DI_TRY(ops->rope(
+        fw->stream,
+        &(di_rope_args){
+            .x = x, .n_heads = 1, .head_dim = n_values, .n_freq = c->rope_dim / 2, .cos = s->cos, .sin = s->sin}));
+    DI_TRY(di_show(fw, name, s->name, x.dtype, x.n_rows, x.n_cols, x.data));
+    return ops->page_store(fw->stream,
+                           &(di_page_store_args){.rows = &fw->set[0].rows, .entries = entries, .x = x, .dst = dst});
 }
 
 /* The rows of x that make an entry. x was made from ws.z, which is free again. */
@@ -52,7 +90,6 @@ di_status di_block_compress(di_forward *fw, int32_t layer, di_act x) {
     const di_model *mo = fw->model;
     const di_config *c = &mo->config;
     const di_block_weights *w = &mo->weights.blocks[layer];
-    const di_ops *ops = mo->backend.ops;
     int32_t ratio = c->ratio[layer];
     di_entries entries = fw->entries[ratio];
     bool is_whole = ratio == 1 && entries.n == x.n_rows; /* every row is an entry */
@@ -60,8 +97,6 @@ di_status di_block_compress(di_forward *fw, int32_t layer, di_act x) {
            n = di_act_of(fw, fw->ws.latn, entries.n, c->head_dim);
     const float *cosv = is_whole ? fw->set[0].cos_compressed : fw->ws.cos_entries[ratio];
     const float *sinv = is_whole ? fw->set[0].sin_compressed : fw->ws.sin_entries[ratio];
-    char name[24];
-    di_layer_name(fw, layer, name);
     if (ratio == 2)
         DI_TRY(pool_pairs(fw, layer, x, lat));
     if (!entries.n)
@@ -74,21 +109,23 @@ di_status di_block_compress(di_forward *fw, int32_t layer, di_act x) {
     }
     DI_TRY(di_norm(fw, lat, w->c_norm, n));
     if (di_config_is_index_k_source(c, layer)) { /* from the vector before RoPE */
-        di_act k = di_act_of(fw, fw->ws.ikey, entries.n, c->index_dim),
-               kn = di_act_of(fw, fw->ws.ikeyn, entries.n, c->index_dim);
+        di_act k = di_act_of(fw, fw->ws.ikey, entries.n, c->index_dim);
         DI_TRY(di_linear(fw, n, &w->ix_wk, k));
-        DI_TRY(di_norm(fw, k, w->ix_k_norm, kn));
-        DI_TRY(ops->rope(
-            fw->stream,
-            &(di_rope_args){
-                .x = kn, .n_heads = 1, .head_dim = c->index_dim, .n_freq = c->rope_dim / 2, .cos = cosv, .sin = sinv}));
-        DI_TRY(di_show(fw, name, "index_k_raw", kn.dtype, kn.n_rows, kn.n_cols, kn.data));
-        DI_TRY(store(fw, entries, kn, ratio, mo->layout.index_offset[layer], mo->layout.index_format));
+        DI_TRY(store(fw, layer, entries,
+                     &(stored){.x = k,
+                               .rotated = di_act_of(fw, fw->ws.ikeyn, entries.n, c->index_dim),
+                               .weight = w->ix_k_norm,
+                               .cos = cosv,
+                               .sin = sinv,
+                               .offset = mo->layout.index_offset[layer],
+                               .format = mo->layout.index_format,
+                               .name = "index_k_raw"}));
     }
-    DI_TRY(ops->rope(
-        fw->stream,
-        &(di_rope_args){
-            .x = n, .n_heads = 1, .head_dim = c->head_dim, .n_freq = c->rope_dim / 2, .cos = cosv, .sin = sinv}));
-    DI_TRY(di_show(fw, name, "compressed_kv_raw", n.dtype, n.n_rows, n.n_cols, n.data));
-    return store(fw, entries, n, ratio, mo->layout.main_offset[layer], mo->layout.main_format);
+    return store(fw, layer, entries,
+                 &(stored){.x = n,
+                           .cos = cosv,
+                           .sin = sinv,
+                           .offset = mo->layout.main_offset[layer],
+                           .format = mo->layout.main_format,
+                           .name = "compressed_kv_raw"});
 }

@@ -5,13 +5,13 @@
  * driven by the caller, who draws each draft, since drawing is sampling. Nothing of a round is stored in the rings. */
 #include "forward_internal.h"
 
-static di_status begin(di_forward *fw, const di_draft_seq *seqs, int32_t n_seqs, int32_t n_rows) {
+static di_status put_begin(di_forward *fw, int32_t index) {
+    (void)index;
     const di_model *mo = fw->model;
     const di_config *c = &mo->config;
     const di_ops *ops = mo->backend.ops;
-    int64_t n = (int64_t)n_seqs * n_rows, m = c->hc_mult;
+    int64_t n = (int64_t)fw->draft_seqs * fw->draft_rows, m = c->hc_mult;
     size_t es = di_dtype_bytes(di_act_dtype(fw), 1);
-    DI_TRY(di_draft_prepare(fw, seqs, n_seqs, n_rows));
     const di_row_set *rs = &fw->set[0];
     DI_TRY(ops->rope_table(fw->stream, &(di_rope_table_args){.pos = rs->rows.pos,
                                                              .n_rows = rs->rows.n_rows,
@@ -25,6 +25,7 @@ static di_status begin(di_forward *fw, const di_draft_seq *seqs, int32_t n_seqs,
     for (int32_t l = c->n_layers; l < c->n_layers + c->n_draft_layers; l++)
         DI_TRY(di_block_run(fw, l, 0, true, fw->ws.trunk, &pre));
     di_act z = di_act_of(fw, fw->ws.z, n, c->hidden);
+    DI_TRY(di_trunk_settle(fw, trunk));
     DI_TRY(ops->hc_mix(fw->stream, &(di_hc_mix_args){.x = trunk, .m = c->hc_mult, .pre_in = pre, .z = z}));
     /* From here on rows are ordered by draft index, then sequence, so that a step of the chain reads one block. */
     DI_TRY(ops->gather(fw->stream, &(di_gather_args){.x = z.data,
@@ -34,8 +35,13 @@ static di_status begin(di_forward *fw, const di_draft_seq *seqs, int32_t n_seqs,
                                                      .row_bytes = (size_t)c->hidden * es}));
     di_act hid = di_act_of(fw, fw->ws.hid, n, c->hidden), norm = di_act_of(fw, fw->ws.hid_norm, n, c->hidden);
     DI_TRY(di_norm(fw, hid, mo->weights.draft_norm, norm));
-    DI_TRY(di_linear(fw, norm, &mo->weights.head, di_act_f32(fw->ws.base, n, c->vocab)));
-    return mo->backend.device->stream_sync(fw->stream, fw->err);
+    return di_linear(fw, norm, &mo->weights.head, di_act_f32(fw->ws.base, n, c->vocab));
+}
+
+static di_status begin(di_forward *fw, const di_draft_seq *seqs, int32_t n_seqs, int32_t n_rows) {
+    DI_TRY(di_draft_prepare(fw, seqs, n_seqs, n_rows));
+    DI_TRY(di_graph_run(fw, DI_RECORD_DRAFT_BEGIN, 0, put_begin));
+    return fw->model->backend.device->stream_sync(fw->stream, fw->err);
 }
 
 di_status di_draft_begin(di_forward *fw, const di_draft_seq *seqs, int32_t n_seqs, int32_t n_rows, uint8_t *slots,
@@ -52,7 +58,7 @@ di_status di_draft_begin(di_forward *fw, const di_draft_seq *seqs, int32_t n_seq
     return di_error_context(err, di_refused(fw, st), "drafting round of %d sequences", n_seqs);
 }
 
-static di_status next(di_forward *fw, int32_t i, const int32_t *prev) {
+static di_status put_next(di_forward *fw, int32_t i) {
     const di_model *mo = fw->model;
     const di_config *c = &mo->config;
     const di_ops *ops = mo->backend.ops;
@@ -61,17 +67,26 @@ static di_status next(di_forward *fw, int32_t i, const int32_t *prev) {
     int32_t *ids = (int32_t *)(void *)(fw->ws.meta + fw->ml.ids);
     di_act emb = di_act_of(fw, fw->ws.emb, n, c->draft_rank);
     di_act hid = di_act_of(fw, fw->ws.hid + (size_t)(i * n * c->hidden) * es, n, c->hidden);
-    DI_TRY(mo->backend.device->upload(mo->device, ids, prev, (size_t)n * 4, fw->err));
     DI_TRY(ops->embed(fw->stream,
                       &(di_embed_args){.table = &mo->weights.markov_embed, .ids = ids, .copies = 1, .out = emb}));
     DI_TRY(ops->gemm(fw->stream, &(di_gemm_args){.x = emb,
                                                  .w = &mo->weights.markov_head,
                                                  .add = fw->ws.base + i * n * c->vocab,
                                                  .out = di_act_f32(fw->ws.draft_logits, n, c->vocab)}));
-    DI_TRY(ops->confidence(
+    return ops->confidence(
         fw->stream,
-        &(di_confidence_args){.hid = hid, .emb = emb, .w = &mo->weights.confidence, .tau = 1.0f, .conf = fw->ws.conf}));
-    return mo->backend.device->stream_sync(fw->stream, fw->err);
+        &(di_confidence_args){.hid = hid, .emb = emb, .w = &mo->weights.confidence, .tau = 1.0f, .conf = fw->ws.conf});
+}
+
+static di_status next(di_forward *fw, int32_t i, const int32_t *prev) {
+    const di_device_ops *dev = fw->model->backend.device;
+    int32_t *ids = (int32_t *)(void *)(fw->meta + fw->ml.ids);
+    for (int32_t s = 0; s < fw->draft_seqs; s++)
+        ids[s] = prev[s < fw->draft_given ? s : 0];
+    size_t n_bytes = (size_t)fw->draft_seqs * 4;
+    DI_TRY(dev->stream_upload(fw->stream, fw->ws.meta + fw->ml.ids, ids, n_bytes, 1, n_bytes, fw->err));
+    DI_TRY(di_graph_run(fw, DI_RECORD_DRAFT_NEXT, i, put_next));
+    return dev->stream_sync(fw->stream, fw->err);
 }
 
 di_status di_draft_next(di_forward *fw, int32_t i, const int32_t *prev, float **logits, float **conf, di_error *err) {

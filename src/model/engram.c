@@ -9,6 +9,7 @@ di_status di_block_engram(di_forward *fw, int32_t layer, di_act trunk) {
     const di_config *c = &mo->config;
     const di_block_weights *w = &mo->weights.blocks[layer];
     const di_ops *ops = mo->backend.ops;
+    DI_TRY(di_trunk_settle(fw, trunk));
     const di_engram_consts *e = &mo->engram[di_config_engram_index(c, layer)];
     int64_t n = trunk.n_rows;
     int32_t cols = (c->engram_ngram - 1) * c->engram_heads;

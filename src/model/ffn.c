@@ -24,7 +24,7 @@ di_status di_block_ffn(di_forward *fw, int32_t layer, int32_t set, di_act x, di_
         return st;
     if ((st = di_show(fw, name, "ffn.router_weight", DI_F32, x.n_rows, w->n_experts_tok, fw->ws.router_weight)))
         return st;
-    if ((st = di_act_quant(fw, x, fw->ws.xq, fw->ws.xq_scale, &xq)))
+    if ((st = di_input_quant(fw, x, &xq)))
         return st;
     return mo->backend.ops->moe(fw->stream, &(di_moe_args){.x = xq,
                                                            .idx = fw->ws.router_idx,
@@ -33,6 +33,7 @@ di_status di_block_ffn(di_forward *fw, int32_t layer, int32_t set, di_act x, di_
                                                            .n_experts = w->n_experts,
                                                            .experts = w->experts,
                                                            .shared = &w->shared,
+                                                           .table = w->expert_table,
                                                            .limit = c->swiglu_limit,
                                                            .out = f});
 }

@@ -17,18 +17,30 @@ di_act di_act_f32(float *data, int64_t n_rows, int64_t n_cols) {
     return (di_act){.dtype = DI_F32, .n_rows = n_rows, .n_cols = n_cols, .stride = n_cols, .data = data};
 }
 
-di_status di_act_quant(di_forward *fw, di_act x, uint8_t *codes, uint8_t *scales, di_act *out) {
-    if (fw->model->numerics == DI_NUMERICS_EXACT) {
-        *out = x;
-        return DI_OK;
-    }
-    *out = (di_act){.dtype = DI_F8_E4M3,
+/* Codes of a block of this shape. */
+static di_act codes_of(di_act x, uint8_t *codes, uint8_t *scales) {
+    return (di_act){.dtype = DI_F8_E4M3,
                     .n_rows = x.n_rows,
                     .n_cols = x.n_cols,
                     .stride = x.n_cols,
                     .data = codes,
                     .scale = scales};
+}
+
+di_status di_act_quant(di_forward *fw, di_act x, uint8_t *codes, uint8_t *scales, di_act *out) {
+    if (fw->model->numerics == DI_NUMERICS_EXACT) {
+        *out = x;
+        return DI_OK;
+    }
+    *out = codes_of(x, codes, scales);
     return fw->model->backend.ops->quant(fw->stream, &(di_quant_args){.x = x, .out = *out});
+}
+
+di_status di_input_quant(di_forward *fw, di_act x, di_act *out) {
+    if (!fw->has_codes)
+        return di_act_quant(fw, x, fw->ws.xq, fw->ws.xq_scale, out);
+    *out = codes_of(x, fw->ws.xq, fw->ws.xq_scale);
+    return DI_OK;
 }
 
 di_status di_linear(di_forward *fw, di_act x, const di_mat *w, di_act out) {
@@ -38,6 +50,21 @@ di_status di_linear(di_forward *fw, di_act x, const di_mat *w, di_act out) {
 di_status di_norm(di_forward *fw, di_act x, const uint16_t *weight, di_act out) {
     return fw->model->backend.ops->rms_norm(
         fw->stream, &(di_rms_norm_args){.x = x, .out = out, .weight = weight, .eps = fw->model->config.rms_eps});
+}
+
+di_status di_norm_quantised(di_forward *fw, di_act x, const uint16_t *weight, di_act out, uint8_t *codes,
+                            uint8_t *scales, di_act *quantised) {
+    const di_model *mo = fw->model;
+    if (mo->backend.ops->norm_quant && mo->numerics == DI_NUMERICS_FAITHFUL) {
+        *quantised = codes_of(out, codes, scales);
+        di_status st = mo->backend.ops->norm_quant(
+            fw->stream, &(di_norm_quant_args){
+                            .x = x, .out = out, .codes = *quantised, .weight = weight, .eps = mo->config.rms_eps});
+        if (st != DI_ERR_SHAPE)
+            return st;
+    }
+    DI_TRY(di_norm(fw, x, weight, out));
+    return di_act_quant(fw, out, codes, scales, quantised);
 }
 
 void di_layer_name(const di_forward *fw, int32_t layer, char out[24]) {
@@ -79,6 +106,14 @@ di_status di_refused(const di_forward *fw, di_status st) {
                    fw->model->backend.ops->name);
 }
 
+/* A buffer of mixes other than these two. */
+static float *pre_other(const di_forward *fw, const float *a, const float *b) {
+    int i = 0;
+    while (fw->ws.pre[i] == a || fw->ws.pre[i] == b)
+        i++;
+    return fw->ws.pre[i];
+}
+
 static di_status gather(di_forward *fw, const void *x, void *out, size_t list, int32_t n, size_t row_bytes) {
     return fw->model->backend.ops->gather(fw->stream,
                                           &(di_gather_args){.x = x,
@@ -116,6 +151,47 @@ static di_status write_back(di_forward *fw, di_act trunk, di_act f) {
                         .x = trunk, .f = f, .m = fw->model->config.hc_mult, .post = fw->ws.post, .comb = fw->ws.comb});
 }
 
+di_status di_trunk_settle(di_forward *fw, di_act trunk) {
+    if (!fw->has_pending)
+        return DI_OK;
+    fw->has_pending = false;
+    return write_back(fw, trunk, di_act_of(fw, fw->ws.f, trunk.n_rows, fw->model->config.hidden));
+}
+
+/* A sub-layer's input x [n, H] from the trunk, and the mixes of its output. What the sub-layer before left is written
+ * back on the way, in one pass over the trunk where the backend has it. */
+static di_status enter_sublayer(di_forward *fw, di_act trunk, const float *pre_in, const di_hc_weights *hc,
+                                const uint16_t *norm, di_act z, di_act x, float *pre_out) {
+    const di_model *mo = fw->model;
+    const di_config *c = &mo->config;
+    bool is_faithful = mo->numerics == DI_NUMERICS_FAITHFUL;
+    fw->has_codes = false;
+    if (mo->backend.ops->hc_step && !fw->tap) {
+        di_hc_step_args args = {.x = trunk,
+                                .f = di_act_of(fw, fw->has_pending ? fw->ws.f : NULL, trunk.n_rows, c->hidden),
+                                .m = c->hc_mult,
+                                .post = fw->ws.post,
+                                .comb = fw->ws.comb,
+                                .pre_in = pre_in,
+                                .weight = norm,
+                                .eps = c->rms_eps,
+                                .out = x};
+        if (is_faithful)
+            args.codes = codes_of(x, fw->ws.xq, fw->ws.xq_scale);
+        di_status st = mo->backend.ops->hc_step(fw->stream, &args);
+        if (!st) {
+            fw->has_pending = false;
+            fw->has_codes = is_faithful;
+            return mix(fw, trunk, pre_in, hc, (di_act){0}, pre_out);
+        }
+        if (st != DI_ERR_SHAPE)
+            return st;
+    }
+    DI_TRY(di_trunk_settle(fw, trunk));
+    DI_TRY(mix(fw, trunk, pre_in, hc, z, pre_out));
+    return di_norm(fw, z, norm, x);
+}
+
 di_status di_block_run(di_forward *fw, int32_t layer, int32_t set, bool compressed_done, uint8_t *trunk_data,
                        float **pre) {
     const di_config *c = &fw->model->config;
@@ -123,36 +199,31 @@ di_status di_block_run(di_forward *fw, int32_t layer, int32_t set, bool compress
     int64_t n = fw->set[set].rows.n_rows, m = c->hc_mult;
     di_act trunk = di_act_of(fw, trunk_data, n, m * c->hidden), z = di_act_of(fw, fw->ws.z, n, c->hidden);
     di_act x = di_act_of(fw, fw->ws.x, n, c->hidden), f = di_act_of(fw, fw->ws.f, n, c->hidden);
-    float *between = *pre == fw->ws.pre[0] ? fw->ws.pre[1] : fw->ws.pre[0], *after = fw->ws.pre[2];
+    float *between = pre_other(fw, *pre, NULL), *after = pre_other(fw, *pre, between);
     char name[24];
     di_layer_name(fw, layer, name);
 
-    DI_TRY(mix(fw, trunk, *pre, &w->hc_attn, z, between));
+    DI_TRY(enter_sublayer(fw, trunk, *pre, &w->hc_attn, w->attn_norm, z, x, between));
     DI_TRY(di_show(fw, name, "hc_attn_pre", DI_F32, n, m, between));
     DI_TRY(di_show(fw, name, "hc_attn_post", DI_F32, n, m, fw->ws.post));
     DI_TRY(di_show(fw, name, "hc_attn_comb", DI_F32, n, m * m, fw->ws.comb));
-    DI_TRY(di_norm(fw, z, w->attn_norm, x));
     DI_TRY(di_show(fw, name, "attn_in", x.dtype, n, c->hidden, x.data));
     if (layer < c->n_layers)
         DI_TRY(di_block_attention(fw, layer, set, x, compressed_done, f));
     else
         DI_TRY(di_block_draft_attention(fw, layer, x, f));
     DI_TRY(di_show(fw, name, "attn_out", f.dtype, n, c->hidden, f.data));
-    DI_TRY(write_back(fw, trunk, f));
+    fw->has_pending = true;
 
-    DI_TRY(mix(fw, trunk, between, &w->hc_ffn, z, after));
-    DI_TRY(di_norm(fw, z, w->ffn_norm, x));
+    DI_TRY(enter_sublayer(fw, trunk, between, &w->hc_ffn, w->ffn_norm, z, x, after));
     DI_TRY(di_show(fw, name, "ffn_in", x.dtype, n, c->hidden, x.data));
     DI_TRY(di_block_ffn(fw, layer, set, x, f));
     DI_TRY(di_show(fw, name, "ffn_out", f.dtype, n, c->hidden, f.data));
-    DI_TRY(write_back(fw, trunk, f));
+    fw->has_pending = true;
+    if (fw->tap)
+        DI_TRY(di_trunk_settle(fw, trunk));
     DI_TRY(di_show(fw, name, "trunk", trunk.dtype, n, trunk.n_cols, trunk.data));
     DI_TRY(di_show(fw, name, "hc_ffn_pre", DI_F32, n, m, after));
-    fw->ws.pre[2] = *pre; /* the buffers change places: `after` is in use now */
-    if (fw->ws.pre[0] == *pre)
-        fw->ws.pre[0] = after;
-    else
-        fw->ws.pre[1] = after;
     *pre = after;
     return DI_OK;
 }
@@ -191,13 +262,9 @@ di_status di_forward_start(di_forward *fw, di_act trunk, float **pre) {
                                                    .copies = m,
                                                    .out = trunk}));
     DI_TRY(di_show(fw, "", "embed", trunk.dtype, trunk.n_rows, trunk.n_cols, trunk.data));
-    /* The first sub-layer reads stream 0 alone. The host's metadata block is free again after prepare's copy. */
-    *pre = fw->ws.pre[0];
-    float *one_hot = (float *)(void *)fw->meta;
-    memset(one_hot, 0, (size_t)(trunk.n_rows * m) * 4);
-    for (int64_t i = 0; i < trunk.n_rows; i++)
-        one_hot[i * m] = 1.0f;
-    return mo->backend.device->upload(mo->device, *pre, one_hot, (size_t)(trunk.n_rows * m) * 4, fw->err);
+    fw->has_pending = fw->has_codes = false;
+    *pre = fw->ws.one_hot; /* the first sub-layer reads stream 0 alone */
+    return DI_OK;
 }
 
 /* At the first consumer layer of a compact forward: every row feeds the compressor, then the kept rows go on alone. */
@@ -207,11 +274,12 @@ static di_status drop_rows(di_forward *fw, int32_t layer, uint8_t **trunk, float
     int64_t n = fw->set[0].rows.n_rows;
     di_act all = di_act_of(fw, *trunk, n, (int64_t)c->hc_mult * c->hidden);
     di_act z = di_act_of(fw, fw->ws.z, n, c->hidden), x = di_act_of(fw, fw->ws.x, n, c->hidden);
+    DI_TRY(di_trunk_settle(fw, all));
     DI_TRY(mix(fw, all, *pre, NULL, z, NULL));
     DI_TRY(di_norm(fw, z, mo->weights.blocks[layer].attn_norm, x));
     DI_TRY(di_block_compress(fw, layer, x));
     int32_t kept = fw->set[1].rows.n_rows;
-    float *to = *pre == fw->ws.pre[0] ? fw->ws.pre[1] : fw->ws.pre[0];
+    float *to = pre_other(fw, *pre, NULL);
     DI_TRY(gather(fw, *trunk, fw->ws.trunk_kept, fw->ml.keep, kept, (size_t)all.n_cols * di_dtype_bytes(all.dtype, 1)));
     DI_TRY(gather(fw, *pre, to, fw->ml.keep, kept, (size_t)c->hc_mult * 4));
     *trunk = fw->ws.trunk_kept;
@@ -224,6 +292,7 @@ static di_status take_tap(di_forward *fw, int32_t layer, di_act trunk) {
     for (int32_t i = 0; i < c->n_draft_targets; i++) {
         if (c->draft_targets[i] != layer)
             continue;
+        DI_TRY(di_trunk_settle(fw, trunk));
         int64_t width = (int64_t)c->n_draft_targets * c->hidden;
         di_act out = di_act_of(fw, fw->ws.taps, trunk.n_rows, c->hidden);
         out.stride = width;
@@ -264,8 +333,7 @@ static di_status draft_keys(di_forward *fw) {
     DI_TRY(di_show(fw, "", "dspark_features", taps.dtype, n, width, taps.data));
     DI_TRY(di_act_quant(fw, taps, fw->ws.tapsq, fw->ws.tapsq_scale, &tq));
     DI_TRY(di_linear(fw, tq, &mo->weights.main_proj, proj));
-    DI_TRY(di_norm(fw, proj, mo->weights.main_norm, main));
-    DI_TRY(di_act_quant(fw, main, fw->ws.xq, fw->ws.xq_scale, &cq));
+    DI_TRY(di_norm_quantised(fw, proj, mo->weights.main_norm, main, fw->ws.xq, fw->ws.xq_scale, &cq));
     for (int32_t l = c->n_layers; l < c->n_layers + c->n_draft_layers; l++) {
         DI_TRY(di_block_window_keys(fw, l, rs, false, cq));
         DI_TRY(di_block_window_store(fw, l, set));
@@ -274,15 +342,15 @@ static di_status draft_keys(di_forward *fw) {
 }
 
 /* Head merge, norm and head of the rows that asked for logits (3.11). */
-static di_status head(di_forward *fw, const uint8_t *trunk_data, const float *pre, float **logits) {
+static di_status head(di_forward *fw, const uint8_t *trunk_data, const float *pre) {
     const di_model *mo = fw->model;
     const di_config *c = &mo->config;
     int64_t n = fw->set[1].rows.n_rows;
     di_act trunk = di_act_of(fw, (void *)(uintptr_t)trunk_data, n, (int64_t)c->hc_mult * c->hidden);
     di_act z = di_act_of(fw, fw->ws.z, n, c->hidden);
-    *logits = fw->ws.logits;
     if (!fw->n_logits)
         return DI_OK;
+    DI_TRY(di_trunk_settle(fw, trunk));
     DI_TRY(mix(fw, trunk, pre, NULL, z, NULL));
     DI_TRY(
         gather(fw, z.data, fw->ws.x, fw->ml.logit_rows, fw->n_logits, (size_t)c->hidden * di_dtype_bytes(z.dtype, 1)));
@@ -315,11 +383,29 @@ static di_status tap_begin(di_forward *fw, const di_batch *batch) {
     return DI_OK;
 }
 
-static di_status run(di_forward *fw, const di_batch *batch, float **logits) {
+/* Tokens of rows that the host does not know yet. */
+static di_status feed(di_forward *fw) {
     const di_model *mo = fw->model;
     const di_config *c = &mo->config;
-    DI_TRY(di_forward_prepare(fw, batch));
-    DI_TRY(tap_begin(fw, batch));
+    uint8_t *meta = fw->ws.meta;
+    return mo->backend.ops->feed(fw->stream,
+                                 &(di_feed_args){.from = (const int32_t *)(const void *)(meta + fw->ml.fed_from),
+                                                 .tokens = fw->fed,
+                                                 .n = fw->set[0].rows.n_rows,
+                                                 .n_gram = c->n_engram ? c->engram_ngram : 0,
+                                                 .token_map = mo->token_map_device,
+                                                 .n_map = mo->token_map ? mo->n_token_map : c->engram_classes,
+                                                 .pad = c->n_engram ? di_engram_pad(mo) : 0,
+                                                 .ids = (int32_t *)(void *)(meta + fw->ml.ids),
+                                                 .grams = (int32_t *)(void *)(meta + fw->ml.grams)});
+}
+
+static di_status put_forward(di_forward *fw, int32_t index) {
+    (void)index;
+    const di_model *mo = fw->model;
+    const di_config *c = &mo->config;
+    if (fw->fed)
+        DI_TRY(feed(fw));
     DI_TRY(rope_tables(fw, 0));
     DI_TRY(rope_tables(fw, 1));
     if (fw->entries[1].n < fw->set[0].rows.n_rows) /* else an entry is a row, and so are its tables */
@@ -345,20 +431,41 @@ static di_status run(di_forward *fw, const di_batch *batch, float **logits) {
             DI_TRY(take_tap(fw, l, di_act_of(fw, trunk, fw->set[set].rows.n_rows, (int64_t)c->hc_mult * c->hidden)));
         DI_TRY(di_block_run(fw, l, set, compressed_done, trunk, &pre));
     }
-    DI_TRY(head(fw, trunk, pre, logits));
+    DI_TRY(head(fw, trunk, pre));
     if (mo->with_draft)
         DI_TRY(fw->taps ? keep_taps(fw) : draft_keys(fw));
-    return mo->backend.device->stream_sync(fw->stream, fw->err);
+    return DI_OK;
+}
+
+static di_status run(di_forward *fw, const di_batch *batch) {
+    DI_TRY(di_forward_prepare(fw, batch));
+    DI_TRY(tap_begin(fw, batch));
+    return di_graph_run(fw, DI_RECORD_FORWARD, 0, put_forward);
+}
+
+di_stream *di_forward_stream(di_forward *fw) {
+    return fw->stream;
+}
+
+di_status di_forward_wait(di_forward *fw, di_error *err) {
+    return fw->model->backend.device->stream_sync(fw->stream, err);
 }
 
 di_status di_forward_run(di_forward *fw, const di_batch *batch, float **logits, di_error *err) {
+    di_status st = di_forward_launch(fw, batch, logits, err);
+    return st ? st : di_error_context(err, di_forward_wait(fw, err), "forward of %d sequences", batch->n_seqs);
+}
+
+di_status di_forward_launch(di_forward *fw, const di_batch *batch, float **logits, di_error *err) {
     fw->err = err;
+    fw->fed = batch->fed;
     fw->pages = batch->pages;
     fw->slots = batch->slots;
     fw->taps = batch->taps;
     if (err)
         err->message[0] = 0;
-    di_status st = run(fw, batch, logits);
+    di_status st = run(fw, batch);
+    *logits = fw->ws.logits;
     return di_error_context(err, di_refused(fw, st), "forward of %d sequences", batch->n_seqs);
 }
 
@@ -376,6 +483,7 @@ di_status di_draft_catch_up(di_forward *fw, const di_batch *batch, di_error *err
     fw->err = err;
     fw->slots = batch->slots;
     fw->taps = batch->taps;
+    fw->fed = NULL;
     fw->tap = NULL;
     if (!fw->model->with_draft || !batch->taps)
         return di_fail(err, DI_ERR_ARG, "keys of the draft module: it was not loaded, or nothing was put off");
@@ -391,6 +499,17 @@ di_status di_draft_catch_up(di_forward *fw, const di_batch *batch, di_error *err
     return di_error_context(err, di_refused(fw, st), "draft keys of %d sequences", batch->n_seqs);
 }
 
+di_status di_forward_sample(di_forward *fw, const di_sample_rows_args *args, di_error *err) {
+    const di_backend *backend = &fw->model->backend;
+    if (!backend->ops->sample_rows)
+        return di_fail(err, DI_ERR_UNSUPPORTED, "drawing on the device: the backend leaves it to the host");
+    fw->err = err;
+    if (err)
+        err->message[0] = 0;
+    di_status st = backend->ops->sample_rows(fw->stream, args);
+    return di_error_context(err, di_refused(fw, st), "drawing %d rows", args->n_rows);
+}
+
 di_status di_forward_copy_units(di_forward *fw, uint8_t *base, size_t unit_bytes, const di_copy *copies, int32_t n,
                                 di_error *err) {
     const di_model *mo = fw->model;
@@ -400,12 +519,10 @@ di_status di_forward_copy_units(di_forward *fw, uint8_t *base, size_t unit_bytes
             return di_fail(err, DI_ERR_RANGE, "copy %d of %d: unit %d to unit %d, expected ids from 0 on", i, n,
                            copies[i].src, copies[i].dst);
     }
-    if (n > 0)
-        st = mo->backend.device->stream_sync(fw->stream, err);
     for (int32_t i = 0; i < n && !st; i++) {
         if (copies[i].dst != copies[i].src)
-            st = mo->backend.device->copy(mo->device, base + (size_t)copies[i].dst * unit_bytes,
-                                          base + (size_t)copies[i].src * unit_bytes, unit_bytes, err);
+            st = mo->backend.device->stream_copy(fw->stream, base + (size_t)copies[i].dst * unit_bytes,
+                                                 base + (size_t)copies[i].src * unit_bytes, unit_bytes, err);
     }
     return di_error_context(err, st, "copying %d units of %zu bytes", n, unit_bytes);
 }

@@ -21,10 +21,13 @@ struct di_model {
     int64_t rows_max, tokens_max, logits_max; /* rows_max includes the rows of a drafting round */
     int32_t seqs_max;
     di_weights weights;
+    uint8_t *placed;      /* owned, device memory: the weights; NULL: they are read in place */
+    uint8_t *placed_host; /* owned, the host's memory that the device reads: Engram tables; NULL: none */
     di_layout layout;
     di_engram_consts *engram;             /* [n_engram] */
     float *freq_window, *freq_compressed; /* device memory [R/2] */
     int32_t *token_map;                   /* [n_token_map], host */
+    int32_t *token_map_device;            /* the same in device memory; NULL without it */
     int64_t n_token_map;
     di_arena arena;
 };
@@ -42,7 +45,7 @@ typedef struct di_workspace {
     float *cos_window[2], *sin_window[2], *cos_compressed[2], *sin_compressed[2]; /* producers, consumers */
     float *cos_entries[3], *sin_entries[3];                                       /* by ratio 1, 2 */
     uint8_t *trunk, *trunk_kept, *z, *x, *xq, *xq_scale;
-    float *pre[3], *post, *comb;
+    float *pre[3], *one_hot, *post, *comb; /* one_hot [n, M]: stream 0 alone, never written */
     uint8_t *qa, *qr, *qrq, *qrq_scale, *q, *kv, *kvn, *records;
     float *cg;
     uint8_t *lat, *latn, *ikey, *ikeyn, *iq, *iw;
@@ -72,26 +75,40 @@ static inline int32_t di_snapshot_passes(const di_config *c) {
     return DI_CEIL_DIV(c->window, DI_PAGE_TOKENS);
 }
 
-/* Offsets of the integer arrays in the metadata block, for a batch of rows_max rows and seqs_max sequences. */
+/* Offsets of the integer arrays in the metadata block, for a batch of so many rows and sequences: the largest where
+ * memory is planned, then those of the batch that runs, so that a small one sends little. */
 typedef struct di_meta_layout {
     struct {
         size_t pos, seq, win_lo, win_hi, row0, n, pos0, slot, store_from;
     } set[2];                  /* 0: producers (all rows), 1: consumers */
-    size_t blocks;             /* [seqs_max, blocks_stride] */
     size_t pair_store_from;    /* [seqs_max] */
     size_t ids;                /* [rows_max] */
+    size_t fed_from;           /* [rows_max]: where in the fed tokens a row's is; -1: nowhere */
     size_t grams;              /* [rows_max, Ng] */
     size_t keep;               /* [rows_max]: producer row of each consumer row */
     size_t logit_rows;         /* [logits_max]: consumer rows */
     size_t tap_slot, tap_rows; /* [seqs_max], [rows_max]: places of taps that are put off, of sequences and rows */
     size_t ent_row[3], ent_seq[3], ent_idx[3], ent_pos[3]; /* by ratio 1, 2 */
     struct {
-        size_t seq;                             /* [passes, rows_max]: snapshot of a row, or the last of the others */
+        size_t seq;                             /* [passes, n_rows]: snapshot of a row, or the last of the others */
         size_t row0, n, pos0, slot, store_from; /* [snapshots_max + 1] */
     } snap;
-    size_t skip; /* [rows_max] u8: image rows */
+    size_t skip;    /* [2, n_rows] u8: image rows */
+    size_t n_small; /* bytes so far: what is sent whole */
+    size_t blocks;  /* [seqs_max, blocks_stride]: of each sequence, as many as it has */
     size_t n_bytes;
+    int64_t n_rows; /* that the layout is for */
 } di_meta_layout;
+
+/* A run of operations whose arguments depend on nothing but this. */
+typedef struct di_recording {
+    int32_t kind, n_rows, n_seqs; /* DI_RECORD_ */
+    const uint8_t *pages, *slots, *taps;
+    const int32_t *fed;
+    di_graph *graph; /* owned; NULL: not recorded yet, or it can't be */
+    int64_t n_runs;
+} di_recording;
+enum { DI_RECORD_FORWARD, DI_RECORD_DRAFT_BEGIN, DI_RECORD_DRAFT_NEXT };
 
 struct di_forward {
     di_model *model;
@@ -99,8 +116,14 @@ struct di_forward {
     void *memory; /* device: the workspace */
     di_workspace ws;
     di_meta_layout ml;
-    uint8_t *meta; /* host copy of ws.meta */
+    uint8_t
+        *meta; /* host copy of ws.meta: one of the two, in turn, since a copy to the device may still be on its way */
+    uint8_t *metas[2]; /* owned: memory of the device's alloc_host */
     int64_t blocks_stride;
+    /* Batches of equal shape are recorded once and then run as one (graph.c). */
+    di_recording *recordings; /* owned [n_recordings] */
+    int32_t n_recordings;
+    bool is_recordable; /* the batch that runs now has a shape that comes again */
     /* the batch that runs now */
     di_row_set set[2];
     di_entries entries[3];       /* by ratio */
@@ -112,6 +135,9 @@ struct di_forward {
     int32_t n_logits;
     const int32_t *pair_store_from;
     uint8_t *pages, *slots, *taps;
+    const int32_t *fed;
+    bool has_pending; /* ws.f is not in the trunk yet: the next hc_step writes it back, or di_trunk_settle */
+    bool has_codes;   /* ws.xq are the codes of ws.x */
     di_tap_fn tap;
     void *tap_user;
     float *tap_scores; /* device, made when a tap wants index scores */
@@ -120,7 +146,7 @@ struct di_forward {
     uint8_t *tap_host;
     size_t tap_host_bytes;
     /* the drafting round that runs now */
-    int32_t draft_seqs, draft_rows;
+    int32_t draft_seqs, draft_given, draft_rows; /* sequences with those that fill it up, and without */
     di_error *err;
 };
 
@@ -132,6 +158,11 @@ struct di_forward {
             return st_;                                                                                                \
     } while (0)
 
+/* The class that stands before a sequence's start. */
+static inline int32_t di_engram_pad(const di_model *mo) {
+    return mo->token_map ? mo->token_map[mo->config.engram_pad] : mo->config.engram_pad;
+}
+
 /* ---- workspace.c ---- */
 /* Cuts a workspace for these sizes at `base` (NULL: only counts) and returns its bytes. */
 size_t di_workspace_cut(di_workspace *ws, di_meta_layout *ml, uint8_t *base, const di_config *c,
@@ -140,7 +171,20 @@ void di_workspace_limits(di_limits *out, const di_config *c, const di_model_opti
 /* Rows that a workspace holds: rows_max, or the rows of a drafting round when that is more. */
 int64_t di_workspace_rows(const di_config *c, const di_model_options *opt);
 
+void di_meta_cut(di_meta_layout *m, const di_config *c, int64_t n, int64_t s, int64_t blocks_stride, int64_t n_logits);
+
+/* ---- graph.c ---- */
+/* Rows that a batch of n rows is filled up to, so that shapes come again: n itself where the device records nothing. */
+int32_t di_graph_rows(const di_forward *fw, int32_t n);
+/* Puts what `put` puts on the stream there, from a recording where there is one. kind and the shape of the forward name
+ * it; `index` tells the steps of a draft chain apart. */
+di_status di_graph_run(di_forward *fw, int32_t kind, int32_t index, di_status (*put)(di_forward *fw, int32_t index));
+void di_graph_drop(di_forward *fw);
+
 /* ---- prepare.c ---- */
+/* Sends the host's copy of the metadata in the stream's order: the small arrays, and of each sequence's blocks the
+ * first n_blocks. */
+di_status di_meta_send(di_forward *fw, int32_t n_seqs, int32_t n_blocks);
 /* Checks the batch and fills row sets, entries, n-gram windows and lists; sends them to the device. */
 di_status di_forward_prepare(di_forward *fw, const di_batch *batch);
 /* The same for a drafting round. */
@@ -156,8 +200,15 @@ di_act di_act_f32(float *data, int64_t n_rows, int64_t n_cols);
 /* The form in which x enters a quantised product: QA codes in (codes, scales) in faithful numerics, x itself in exact.
  */
 di_status di_act_quant(di_forward *fw, di_act x, uint8_t *codes, uint8_t *scales, di_act *out);
+/* The same for a sub-layer's input, whose codes may be there already. */
+di_status di_input_quant(di_forward *fw, di_act x, di_act *out);
 di_status di_linear(di_forward *fw, di_act x, const di_mat *w, di_act out);
 di_status di_norm(di_forward *fw, di_act x, const uint16_t *weight, di_act out);
+/* norm, then the form in which the result enters a product. */
+di_status di_norm_quantised(di_forward *fw, di_act x, const uint16_t *weight, di_act out, uint8_t *codes,
+                            uint8_t *scales, di_act *quantised);
+/* Writes back what the last sub-layer left to the next one: before anything else looks at the trunk. */
+di_status di_trunk_settle(di_forward *fw, di_act trunk);
 /* Puts the name of the operation that refused into the error object, when it is still empty; returns st. */
 di_status di_refused(const di_forward *fw, di_status st);
 /* Trunk of the batch's token ids, and the one-hot mix that the first sub-layer reads. */

@@ -1,7 +1,8 @@
 /* Loading: from a config and a checkpoint to a model that can run, and the memory that it will take.
  *
- * Weights are bound as views; what is made here is small: Engram constants, RoPE frequencies, the token-to-class map.
- */
+ * Weights are bound as views: into the mapping, or, where a device has memory of its own, into one allocation there
+ * that is filled tensor by tensor. What is made here besides is small: Engram constants, RoPE frequencies, the
+ * token-to-class map. */
 #include "forward_internal.h"
 
 static di_status to_device(di_model *mo, const void *src, size_t n_bytes, void **out, di_error *err) {
@@ -9,10 +10,85 @@ static di_status to_device(di_model *mo, const void *src, size_t n_bytes, void *
     return st ? st : mo->backend.device->upload(mo->device, *out, src, n_bytes, err);
 }
 
-/* Multipliers, primes, offsets and the product of the two gate weights of the e-th Engram layer. */
-static di_status load_engram(di_model *mo, int32_t e, di_error *err) {
+/* ---- weights in a device's own memory ---- */
+
+#define PLACE_ALIGN ((size_t)256)
+
+typedef enum placing { PLACED_NOWHERE, PLACED_ON_DEVICE, PLACED_ON_HOST } placing;
+
+static placing where_to(const di_model *mo, const di_model_options *opt, const di_stored_tensor *t) {
+    if (t->kind == DI_KIND_VISION || (t->kind == DI_KIND_DRAFT && !mo->with_draft))
+        return PLACED_NOWHERE;
+    return t->kind == DI_KIND_ENGRAM_TABLE && opt->engram_on_host ? PLACED_ON_HOST : PLACED_ON_DEVICE;
+}
+
+static di_status place_tensors(di_model *mo, const di_checkpoint *ckpt, const di_model_options *opt, uint8_t **placed,
+                               uint64_t total, di_error *err) {
+    size_t at[3] = {0};
+    uint64_t done = 0;
+    for (size_t i = 0; i < di_checkpoint_count(ckpt); i++) {
+        const di_stored_tensor *t = di_checkpoint_at(ckpt, i);
+        placing where = where_to(mo, opt, t);
+        if (where == PLACED_NOWHERE)
+            continue;
+        placed[i] = (where == PLACED_ON_HOST ? mo->placed_host : mo->placed) + at[where];
+        at[where] += DI_ROUND_UP(t->n_bytes, PLACE_ALIGN);
+        di_status st = DI_OK;
+        if (where == PLACED_ON_HOST)
+            memcpy(placed[i], t->data, t->n_bytes);
+        else
+            st = mo->backend.device->upload(mo->device, placed[i], t->data, t->n_bytes, err);
+        if (st)
+            return di_error_context(err, st, "tensor '%s'", t->name);
+        done += t->n_bytes;
+        if (opt->progress)
+            opt->progress(opt->user, done, total);
+    }
+    return DI_OK;
+}
+
+/* Copies what the model needs to the device, and makes the table of experts there. */
+static di_status place_weights(di_model *mo, const di_checkpoint *ckpt, const di_model_options *opt, di_error *err) {
+    const di_device_ops *dev = mo->backend.device;
+    size_t n_bytes[3] = {0};
+    uint64_t total = 0;
+    for (size_t i = 0; i < di_checkpoint_count(ckpt); i++) {
+        const di_stored_tensor *t = di_checkpoint_at(ckpt, i);
+        placing where = where_to(mo, opt, t);
+        n_bytes[where] += DI_ROUND_UP(t->n_bytes, PLACE_ALIGN);
+        total += where == PLACED_NOWHERE ? 0 : t->n_bytes;
+    }
+    uint8_t **placed = calloc(di_checkpoint_count(ckpt), sizeof(uint8_t *));
+    if (!placed)
+        return di_fail(err, DI_ERR_MEMORY, "places of %zu tensors", di_checkpoint_count(ckpt));
+    di_status st = dev->alloc(mo->device, n_bytes[PLACED_ON_DEVICE], (void **)&mo->placed, err);
+    if (!st && n_bytes[PLACED_ON_HOST])
+        st = dev->alloc_host(mo->device, n_bytes[PLACED_ON_HOST], (void **)&mo->placed_host, err);
+    if (!st)
+        st = place_tensors(mo, ckpt, opt, placed, total, err);
+    if (!st)
+        st = di_weights_bind(&mo->weights, &mo->config, ckpt, placed, mo->with_draft, &mo->arena, err);
+    free(placed);
+    return di_error_context(err, st, "weights of %llu bytes", (unsigned long long)total);
+}
+
+static di_status place_experts(di_model *mo, di_error *err) {
     const di_config *c = &mo->config;
-    const di_block_weights *w = &mo->weights.blocks[c->engram_layers[e]];
+    int32_t n_blocks = c->n_layers + (mo->with_draft ? c->n_draft_layers : 0);
+    di_status st = DI_OK;
+    for (int32_t l = 0; l < n_blocks && !st; l++) {
+        di_block_weights *w = &mo->weights.blocks[l];
+        st = mo->backend.device->experts_place(mo->device, w->experts, w->n_experts, &w->shared, &w->expert_table, err);
+    }
+    return st;
+}
+
+/* ---- constants ---- */
+
+/* Multipliers, primes, offsets and the product of the two gate weights (in host memory) of the e-th Engram layer. */
+static di_status load_engram(di_model *mo, const di_weights *host, int32_t e, di_error *err) {
+    const di_config *c = &mo->config;
+    const di_block_weights *w = &host->blocks[c->engram_layers[e]];
     size_t cols = (size_t)(c->engram_ngram - 1) * (size_t)c->engram_heads,
            n_qk = (size_t)c->hc_mult * (size_t)c->hidden;
     di_engram_consts *out = &mo->engram[e];
@@ -74,7 +150,7 @@ static di_status load_token_map(di_model *mo, const di_model_options *opt, di_er
                            opt->token_map[i], (long long)c->engram_classes - 1);
         mo->token_map[i] = opt->token_map[i];
     }
-    return DI_OK;
+    return to_device(mo, mo->token_map, (size_t)opt->n_token_map * 4, (void **)&mo->token_map_device, err);
 }
 
 static di_status create(di_model *mo, const di_checkpoint *ckpt, const di_model_options *opt, di_error *err) {
@@ -93,9 +169,13 @@ static di_status create(di_model *mo, const di_checkpoint *ckpt, const di_model_
                        (long long)opt->logits_max, (long long)opt->rows_max);
     if ((st = mo->backend.device->info(mo->device, &info, err)))
         return st;
-    if (!info.weights_by_mapping)
-        return di_fail(err, DI_ERR_UNSUPPORTED, "backend '%s' can't read weights in place", mo->backend.ops->name);
-    if ((st = di_weights_bind(&mo->weights, c, ckpt, mo->with_draft, &mo->arena, err)))
+    di_weights host;
+    if ((st = di_weights_bind(&host, c, ckpt, NULL, mo->with_draft, &mo->arena, err)))
+        return st;
+    mo->weights = host;
+    if (!info.weights_by_mapping && (st = place_weights(mo, ckpt, opt, err)))
+        return st;
+    if ((st = place_experts(mo, err)))
         return st;
     di_layout_init(&mo->layout, c, mo->numerics, mo->with_draft);
     di_workspace_limits(&limits, c, opt);
@@ -106,7 +186,7 @@ static di_status create(di_model *mo, const di_checkpoint *ckpt, const di_model_
         if (!mo->engram)
             return di_fail(err, DI_ERR_MEMORY, "Engram constants");
         for (int32_t e = 0; e < c->n_engram; e++)
-            if ((st = load_engram(mo, e, err)))
+            if ((st = load_engram(mo, &host, e, err)))
                 return st;
     }
     if ((st = load_frequencies(mo, err)))
@@ -146,6 +226,11 @@ void di_model_destroy(di_model *mo) {
         release(mo->device, mo->engram[e].offsets);
         release(mo->device, mo->engram[e].qk);
     }
+    for (int32_t l = 0; mo->weights.blocks && l < mo->config.n_layers + mo->config.n_draft_layers; l++)
+        release(mo->device, mo->weights.blocks[l].expert_table);
+    release(mo->device, mo->placed);
+    mo->backend.device->free_host(mo->device, mo->placed_host);
+    release(mo->device, mo->token_map_device);
     release(mo->device, mo->freq_window);
     release(mo->device, mo->freq_compressed);
     di_arena_deinit(&mo->arena);
@@ -157,10 +242,13 @@ const di_config *di_model_config(const di_model *mo) {
 }
 
 static di_status add_bytes(void *user, const di_tensor_spec *spec) {
+    di_memory_plan *plan = user;
     size_t n = 1;
     for (int32_t i = 0; i < spec->n_dims; i++)
         n *= (size_t)spec->shape[i];
-    *(size_t *)user += di_dtype_bytes(spec->dtype, n);
+    plan->weight_bytes += di_dtype_bytes(spec->dtype, n);
+    if (spec->kind == DI_KIND_ENGRAM_TABLE)
+        plan->engram_bytes += di_dtype_bytes(spec->dtype, n);
     return DI_OK;
 }
 
@@ -176,13 +264,27 @@ void di_model_plan(const di_config *config, const di_model_options *opt, di_memo
     out->page_bytes = layout.page_bytes;
     out->slot_bytes = layout.slot_bytes;
     out->tap_bytes = layout.tap_bytes;
-    out->workspace_bytes =
-        di_workspace_cut(&ws, &ml, NULL, config, &layout, o.numerics, &o) + ml.n_bytes; /* host copy of the metadata */
+    out->workspace_bytes = di_workspace_cut(&ws, &ml, NULL, config, &layout, o.numerics, &o) +
+                           2 * ml.n_bytes; /* the host's copies of the metadata */
     if (o.backend && o.device) {
         di_workspace_limits(&limits, config, &o);
         out->scratch_bytes = o.backend->device->scratch_bytes(o.device, &limits);
     }
-    di_tensors_each(config, add_bytes, &out->weight_bytes);
+    di_tensors_each(config, add_bytes, out);
+}
+
+/* The mixes that the first sub-layer of a forward reads: of the trunk's streams the first. */
+static di_status make_one_hot(di_forward *fw, di_error *err) {
+    const di_model *mo = fw->model;
+    size_t m = (size_t)mo->config.hc_mult, n = (size_t)mo->rows_max;
+    float *rows = calloc(n * m, sizeof *rows);
+    if (!rows)
+        return di_fail(err, DI_ERR_MEMORY, "mixes of %zu rows", n);
+    for (size_t i = 0; i < n; i++)
+        rows[i * m] = 1.0f;
+    di_status st = mo->backend.device->upload(mo->device, fw->ws.one_hot, rows, n * m * sizeof *rows, err);
+    free(rows);
+    return st;
 }
 
 di_status di_forward_create(di_forward **out, di_model *model, di_error *err) {
@@ -204,9 +306,12 @@ di_status di_forward_create(di_forward **out, di_model *model, di_error *err) {
     if ((st = dev->alloc(model->device, n_bytes, &fw->memory, err)))
         goto out;
     di_workspace_cut(&fw->ws, &fw->ml, fw->memory, &model->config, &model->layout, model->numerics, &sizes);
-    fw->meta = calloc(1, fw->ml.n_bytes);
-    if (!fw->meta)
-        st = di_fail(err, DI_ERR_MEMORY, "metadata of a forward: %zu bytes", fw->ml.n_bytes);
+    for (int i = 0; i < 2; i++) {
+        if ((st = dev->alloc_host(model->device, fw->ml.n_bytes, (void **)&fw->metas[i], err)))
+            goto out;
+    }
+    fw->meta = fw->metas[0];
+    st = make_one_hot(fw, err);
 out:
     if (st)
         di_forward_destroy(fw);
@@ -219,11 +324,13 @@ void di_forward_destroy(di_forward *fw) {
     if (!fw)
         return;
     const di_device_ops *dev = fw->model->backend.device;
-    dev->free(fw->model->device, fw->memory);
-    dev->free(fw->model->device, fw->tap_scores);
     if (fw->stream)
         dev->stream_destroy(fw->stream);
-    free(fw->meta);
+    di_graph_drop(fw);
+    dev->free(fw->model->device, fw->memory);
+    dev->free(fw->model->device, fw->tap_scores);
+    for (int i = 0; i < 2; i++)
+        dev->free_host(fw->model->device, fw->metas[i]);
     free(fw->tap_host);
     free(fw);
 }

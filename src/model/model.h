@@ -166,11 +166,16 @@ typedef struct di_model_options {
     const di_backend *backend; /* borrowed until close */
     di_device *device;         /* borrowed until close */
     di_numerics numerics;
-    int64_t rows_max;         /* rows of one forward */
-    int32_t seqs_max;         /* sequences of one forward */
-    int64_t tokens_max;       /* positions of one sequence, tables included */
-    int64_t logits_max;       /* rows of one forward that need logits */
-    bool with_draft;          /* load and run the draft module */
+    int64_t rows_max;    /* rows of one forward */
+    int32_t seqs_max;    /* sequences of one forward */
+    int64_t tokens_max;  /* positions of one sequence, tables included */
+    int64_t logits_max;  /* rows of one forward that need logits */
+    bool with_draft;     /* load and run the draft module */
+    bool engram_on_host; /* where weights are copied to the device: but for the Engram tables, which it reads from
+                            the host's memory */
+    /* Called while weights are copied to the device, with bytes done of total; may be NULL */
+    void (*progress)(void *user, uint64_t done, uint64_t total);
+    void *user;
     const int32_t *token_map; /* [n_token_map] token id to Engram class (tokenizer.md 8); copied; NULL: map[id] = id */
     int64_t n_token_map;
 } di_model_options;
@@ -183,7 +188,8 @@ const di_config *di_model_config(const di_model *model);
 /* Bytes of one KV block (128 tokens), of one sequence's state slot, of the workspace of one di_forward; tap_bytes of
  * what a sequence needs to put off the draft module's keys, 0 without one. */
 typedef struct di_memory_plan {
-    size_t page_bytes, slot_bytes, tap_bytes, workspace_bytes, scratch_bytes, weight_bytes;
+    size_t page_bytes, slot_bytes, tap_bytes, workspace_bytes, scratch_bytes;
+    size_t weight_bytes, engram_bytes; /* all tensors; the Engram tables among them */
 } di_memory_plan;
 /* The plan of a model that is not loaded yet: config, options (backend and device may be NULL: no scratch), no
  * checkpoint. */
@@ -221,6 +227,7 @@ typedef struct di_seq_rows {
     const di_ring_snapshot *snapshots; /* [n_snapshots], borders rising; borrowed for the call */
     const uint8_t *is_image;           /* per position from 0, or NULL: no images */
     int32_t tap_slot;                  /* where its taps are kept in batch->taps */
+    int32_t fed_from; /* with batch->fed: of its one row, where the token is there; -1: `tokens` has it */
 } di_seq_rows;
 
 /* Where a forward shows its intermediate tensors (tests and debugging). `data` may be written: what follows then uses
@@ -236,6 +243,9 @@ typedef struct di_batch {
      * kept there, and di_draft_catch_up makes them when they are needed. NULL: they are made at once. A snapshot that
      * the batch takes then lacks these rows in the draft module's rings. */
     uint8_t *taps;
+    /* Device memory: tokens that operations before this forward draw, on the same stream. NULL: none.
+     * DI_ERR_UNSUPPORTED where the backend has no `feed`. */
+    const int32_t *fed;
     di_tap_fn tap; /* NULL: none */
     void *tap_user;
 } di_batch;
@@ -247,6 +257,17 @@ void di_forward_destroy(di_forward *fw);
 /* Runs the batch: writes KV pages and rings, and the logits of the rows that asked for them, in row order.
  * *logits: device memory [sum of n_logits, V] fp32, valid until the next call. Bad arguments: DI_ERR_RANGE. */
 di_status di_forward_run(di_forward *fw, const di_batch *batch, float **logits, di_error *err);
+
+/* Draws tokens from the logits of the last forward or draft step (the backend's sample_rows), behind it on its stream;
+ * does not wait. DI_ERR_UNSUPPORTED where the backend has no such operation. */
+di_status di_forward_sample(di_forward *fw, const di_sample_rows_args *args, di_error *err);
+
+/* The same in two parts, between which the host is free: launch puts the forward on its stream, where later operations
+ * find the logits; wait returns when all of it is done. At most two forwards may be launched and not waited for. */
+di_status di_forward_launch(di_forward *fw, const di_batch *batch, float **logits, di_error *err);
+di_status di_forward_wait(di_forward *fw, di_error *err);
+/* The stream of a forward, for operations on its logits. */
+di_stream *di_forward_stream(di_forward *fw);
 
 /* Copies whole units (KV pages or state slots) inside one device array: unit `src` to unit `dst`, in list order, after
  * the forwards and rounds that fw ran before and before those that it runs next. DI_ERR_RANGE for a negative id. */

@@ -44,6 +44,7 @@ typedef struct di_block_weights {
     di_expert shared;
     di_expert *experts; /* [n_experts], owned by the map */
     int32_t n_experts, n_experts_tok;
+    void *expert_table; /* the device's own, owned by the model; NULL: it needs none */
     /* kv sources */
     di_mat c_wkv, c_wgate; /* c_wgate.data NULL for r = 1 */
     const uint16_t *c_norm;
@@ -69,10 +70,10 @@ typedef struct di_weights {
     di_mat markov_embed, markov_head, confidence;
 } di_weights;
 
-/* Fills the map with views into ckpt; memory of its own arrays comes from arena. with_draft false leaves the draft part
- * zeroed. */
-di_status di_weights_bind(di_weights *out, const di_config *config, const di_checkpoint *ckpt, bool with_draft,
-                          di_arena *arena, di_error *err);
+/* Fills the map with views into ckpt, or of `placed` (one pointer for each of its tensors; NULL: in place); memory of
+ * its own arrays comes from arena. with_draft false leaves the draft part zeroed. */
+di_status di_weights_bind(di_weights *out, const di_config *config, const di_checkpoint *ckpt, uint8_t *const *placed,
+                          bool with_draft, di_arena *arena, di_error *err);
 
 /* ---- cache layout (layout.c) ---- */
 

@@ -68,7 +68,13 @@ static di_status check_seq(const di_forward *fw, const di_batch *batch, int32_t 
         return di_fail(fw->err, DI_ERR_RANGE, "sequence %d of the batch: %d KV blocks, expected %lld to %lld", s,
                        q->n_blocks, (long long)DI_CEIL_DIV(q->pos0 + q->n_rows, (int64_t)DI_PAGE_TOKENS),
                        (long long)fw->blocks_stride);
-    for (int32_t i = 0; i < q->n_rows; i++) {
+    bool is_fed = batch->fed && q->fed_from >= 0;
+    if (is_fed && (q->n_rows != 1 || !mo->backend.ops->feed))
+        return di_fail(fw->err, q->n_rows != 1 ? DI_ERR_RANGE : DI_ERR_UNSUPPORTED,
+                       "sequence %d of the batch: its token comes from the device; expected one row, found %d, and a "
+                       "backend that feeds it",
+                       s, q->n_rows);
+    for (int32_t i = 0; i < q->n_rows && !is_fed; i++) {
         int64_t p = q->pos0 + i;
         bool image = q->is_image && q->is_image[p];
         if (!image && (q->tokens[p] < 0 || q->tokens[p] >= mo->config.vocab))
@@ -106,13 +112,14 @@ static int32_t class_at(const di_model *mo, const di_seq_rows *q, int64_t p) {
     return t < mo->n_token_map ? mo->token_map[t] : -1;
 }
 
-/* grams [Ng]: classes of this token and the ones before it; from the sequence's start or an image on, the pad class
- * (3.2.4). */
-static void fill_grams(const di_model *mo, const di_seq_rows *q, int64_t p, int32_t *grams) {
+/* grams [Ng]: classes of this token (which the device knows, where it is fed) and the ones before it; from the
+ * sequence's start or an image on, the pad class (3.2.4). */
+static void fill_grams(const di_model *mo, const di_seq_rows *q, int64_t p, bool is_fed, int32_t *grams) {
     const di_config *c = &mo->config;
-    int32_t pad = mo->token_map ? mo->token_map[c->engram_pad] : c->engram_pad;
+    int32_t pad = di_engram_pad(mo);
     bool dead = false;
-    for (int32_t k = 0; k < c->engram_ngram; k++) {
+    grams[0] = pad;
+    for (int32_t k = is_fed; k < c->engram_ngram; k++) {
         int32_t cls = !dead && p - k >= 0 ? class_at(mo, q, p - k) : -1;
         dead = dead || cls < 0;
         grams[k] = dead ? pad : cls;
@@ -136,7 +143,7 @@ static void fill_set(di_forward *fw, int k, int32_t s, const di_seq_rows *q, int
         meta_i32(fw, m->set[k].seq)[*row] = s;
         meta_i32(fw, m->set[k].win_lo)[*row] = (int32_t)lo;
         meta_i32(fw, m->set[k].win_hi)[*row] = (int32_t)(p + 1);
-        fw->meta[m->skip + (size_t)k * (size_t)fw->model->rows_max + (size_t)*row] = q->is_image && q->is_image[p];
+        fw->meta[m->skip + (size_t)k * (size_t)m->n_rows + (size_t)*row] = q->is_image && q->is_image[p];
     }
 }
 
@@ -171,7 +178,7 @@ static void fill_snapshots(di_forward *fw, const di_batch *batch) {
         return;
     for (int32_t pass = 0; pass < n_passes; pass++)
         for (int32_t i = 0; i < n_rows; i++)
-            meta_i32(fw, m->snap.seq)[pass * mo->rows_max + i] = fw->n_snapshots;
+            meta_i32(fw, m->snap.seq)[pass * m->n_rows + i] = fw->n_snapshots;
     for (int32_t s = 0; s < batch->n_seqs; s++) {
         const di_seq_rows *q = &batch->seqs[s];
         int32_t row0 = meta_i32(fw, m->set[0].row0)[s];
@@ -184,7 +191,7 @@ static void fill_snapshots(di_forward *fw, const di_batch *batch) {
             meta_i32(fw, m->snap.slot)[n] = q->snapshots[k].slot;
             meta_i32(fw, m->snap.store_from)[n] = (int32_t)first;
             for (int64_t i = 0; i < at - first; i++)
-                meta_i32(fw, m->snap.seq)[pass * mo->rows_max + row + i] = n;
+                meta_i32(fw, m->snap.seq)[pass * m->n_rows + row + i] = n;
         }
     }
     meta_i32(fw, m->snap.row0)[n] = meta_i32(fw, m->snap.n)[n] = meta_i32(fw, m->snap.pos0)[n] = 0;
@@ -203,8 +210,12 @@ static void fill_snapshots(di_forward *fw, const di_batch *batch) {
     fw->snap.store_from = (const int32_t *)(const void *)(d + m->snap.store_from);
 }
 
-static di_status send(di_forward *fw) {
-    return fw->model->backend.device->upload(fw->model->device, fw->ws.meta, fw->meta, fw->ml.n_bytes, fw->err);
+di_status di_meta_send(di_forward *fw, int32_t n_seqs, int32_t n_blocks) {
+    const di_device_ops *dev = fw->model->backend.device;
+    size_t stride = (size_t)fw->blocks_stride * 4;
+    DI_TRY(dev->stream_upload(fw->stream, fw->ws.meta, fw->meta, fw->ml.n_small, 1, fw->ml.n_small, fw->err));
+    return dev->stream_upload(fw->stream, fw->ws.meta + fw->ml.blocks, fw->meta + fw->ml.blocks, (size_t)n_blocks * 4,
+                              n_seqs, stride, fw->err);
 }
 
 /* Places of the consumer rows' taps among those of all sequences, as records one after another. */
@@ -224,12 +235,59 @@ static di_status fill_taps(di_forward *fw, const di_batch *batch) {
     return DI_OK;
 }
 
+/* Fills a batch up to a number of rows that comes again. The rows behind its own repeat row 0, in a sequence of theirs
+ * that is like the first one but stores nothing: so they choose no experts but those of that row. Entries that the
+ * shape has room for are not there; sequences that it has room for have no rows. */
+static void fill_up(di_forward *fw, int32_t n_seqs, int32_t n_rows, int32_t padded) {
+    const di_model *mo = fw->model;
+    const di_meta_layout *m = &fw->ml;
+    int32_t ng = mo->config.engram_ngram;
+    for (int k = 0; k < 2; k++) {
+        const size_t rows[] = {m->set[k].pos, m->set[k].win_lo, m->set[k].win_hi};
+        const size_t seqs[] = {m->set[k].row0, m->set[k].n, m->set[k].pos0, m->set[k].slot};
+        for (size_t i = 0; i < DI_COUNT(rows); i++) {
+            for (int32_t row = n_rows; row < padded; row++)
+                meta_i32(fw, rows[i])[row] = meta_i32(fw, rows[i])[0];
+        }
+        for (size_t i = 0; i < DI_COUNT(seqs); i++) {
+            meta_i32(fw, seqs[i])[n_seqs] = meta_i32(fw, seqs[i])[0];
+            for (int32_t s = n_seqs + 1; s <= mo->seqs_max; s++)
+                meta_i32(fw, seqs[i])[s] = 0;
+        }
+        for (int32_t row = n_rows; row < padded; row++)
+            meta_i32(fw, m->set[k].seq)[row] = n_seqs;
+        for (int32_t s = n_seqs; s <= mo->seqs_max; s++)
+            meta_i32(fw, m->set[k].store_from)[s] = INT32_MAX;
+    }
+    for (int32_t s = n_seqs; s <= mo->seqs_max; s++) {
+        meta_i32(fw, m->pair_store_from)[s] = INT32_MAX;
+        meta_i32(fw, m->tap_slot)[s] = 0;
+    }
+    memcpy(meta_i32(fw, m->blocks) + (int64_t)n_seqs * fw->blocks_stride, meta_i32(fw, m->blocks),
+           (size_t)fw->blocks_stride * 4);
+    for (int32_t row = n_rows; row < padded; row++) {
+        meta_i32(fw, m->ids)[row] = meta_i32(fw, m->ids)[0];
+        meta_i32(fw, m->fed_from)[row] = meta_i32(fw, m->fed_from)[0];
+        memcpy(meta_i32(fw, m->grams) + (int64_t)row * ng, meta_i32(fw, m->grams), (size_t)ng * 4);
+        meta_i32(fw, m->keep)[row] = row;
+        meta_i32(fw, m->logit_rows)[row] = row;
+    }
+    for (int r = 1; r <= 2; r++) {
+        for (; fw->entries[r].n < padded; fw->entries[r].n++) {
+            int32_t at = fw->entries[r].n;
+            meta_i32(fw, m->ent_row[r])[at] = -1;
+            meta_i32(fw, m->ent_seq[r])[at] = meta_i32(fw, m->ent_idx[r])[at] = meta_i32(fw, m->ent_pos[r])[at] = 0;
+        }
+    }
+}
+
 di_status di_forward_prepare(di_forward *fw, const di_batch *batch) {
     const di_model *mo = fw->model;
     const di_config *c = &mo->config;
     const di_meta_layout *m = &fw->ml;
     di_status st;
     int64_t n_rows = 0, n_logits = 0;
+    fw->meta = fw->metas[fw->meta == fw->metas[0]];
     if (batch->n_seqs < 1 || batch->n_seqs > mo->seqs_max)
         return di_fail(fw->err, DI_ERR_RANGE, "batch of %d sequences, expected 1 to %d", batch->n_seqs, mo->seqs_max);
     if (batch->replay != DI_REPLAY_OFF && (st = check_replay(fw, c)))
@@ -246,6 +304,15 @@ di_status di_forward_prepare(di_forward *fw, const di_batch *batch) {
         return di_fail(fw->err, DI_ERR_RANGE,
                        "batch of %lld rows and %lld rows of logits, expected at most %lld and %lld", (long long)n_rows,
                        (long long)n_logits, (long long)mo->rows_max, (long long)mo->logits_max);
+
+    bool is_decoding = !batch->tap && !image && n_logits == n_rows;
+    for (int32_t s = 0; s < batch->n_seqs; s++)
+        is_decoding = is_decoding && !batch->seqs[s].n_snapshots && batch->seqs[s].page_from <= batch->seqs[s].pos0;
+    int32_t padded = is_decoding ? di_graph_rows(fw, (int32_t)n_rows) : 0;
+    fw->is_recordable = padded > 0;
+    padded = DI_MAX(padded, (int32_t)n_rows);
+    di_meta_cut(&fw->ml, c, padded, fw->is_recordable ? mo->seqs_max + 1 : batch->n_seqs + 1, fw->blocks_stride,
+                fw->is_recordable ? padded : n_logits);
 
     for (int r = 1; r <= 2; r++) {
         const uint8_t *d = fw->ws.meta;
@@ -274,24 +341,34 @@ di_status di_forward_prepare(di_forward *fw, const di_batch *batch) {
         memcpy(meta_i32(fw, m->blocks) + (int64_t)s * fw->blocks_stride, q->blocks, (size_t)q->n_blocks * 4);
         meta_i32(fw, m->pair_store_from)[s] = (int32_t)DI_MAX(q->pos0, q->pos0 + q->n_rows - mo->layout.pair_ring_len);
         for (int32_t i = 0; i < q->n_rows; i++) {
-            meta_i32(fw, m->ids)[row0 + i] = q->tokens[q->pos0 + i];
+            bool is_fed = batch->fed && q->fed_from >= 0;
+            meta_i32(fw, m->ids)[row0 + i] = is_fed ? 0 : q->tokens[q->pos0 + i];
+            meta_i32(fw, m->fed_from)[row0 + i] = is_fed ? q->fed_from : -1;
             if (c->n_engram)
-                fill_grams(mo, q, q->pos0 + i, meta_i32(fw, m->grams) + (int64_t)(row0 + i) * c->engram_ngram);
+                fill_grams(mo, q, q->pos0 + i, is_fed, meta_i32(fw, m->grams) + (int64_t)(row0 + i) * c->engram_ngram);
         }
         fill_entries(fw, s, q, row0);
     }
-    set_bind(fw, 0, row[0], batch->n_seqs);
-    set_bind(fw, 1, row[1], batch->n_seqs);
-    fill_snapshots(fw, batch);
     if (batch->taps && (st = fill_taps(fw, batch)))
         return st;
+    int32_t n_blocks = 0;
+    for (int32_t s = 0; s < batch->n_seqs; s++)
+        n_blocks = DI_MAX(n_blocks, batch->seqs[s].n_blocks);
+    if (fw->is_recordable) {
+        fill_up(fw, batch->n_seqs, (int32_t)n_rows, padded);
+        row[0] = row[1] = li = padded;
+    }
+    int32_t n_seqs = fw->is_recordable ? mo->seqs_max + 1 : batch->n_seqs;
+    set_bind(fw, 0, row[0], n_seqs);
+    set_bind(fw, 1, row[1], n_seqs);
+    fill_snapshots(fw, batch);
     fw->compact = row[1] < row[0];
     fw->is_replay = batch->replay != DI_REPLAY_OFF;
     fw->n_logits = li;
     for (int k = 0; k < 2; k++)
-        fw->skip_rows[k] = image ? fw->ws.meta + m->skip + (size_t)k * (size_t)mo->rows_max : NULL;
+        fw->skip_rows[k] = image ? fw->ws.meta + m->skip + (size_t)k * (size_t)m->n_rows : NULL;
     fw->pair_store_from = (const int32_t *)(const void *)(fw->ws.meta + m->pair_store_from);
-    return send(fw);
+    return di_meta_send(fw, batch->n_seqs + 1, n_blocks);
 }
 
 di_status di_draft_prepare(di_forward *fw, const di_draft_seq *seqs, int32_t n_seqs, int32_t n_rows) {
@@ -302,29 +379,37 @@ di_status di_draft_prepare(di_forward *fw, const di_draft_seq *seqs, int32_t n_s
         return di_fail(fw->err, DI_ERR_RANGE,
                        "drafting round of %d sequences and %d rows, expected 1 to %d and 1 to %d", n_seqs, n_rows,
                        mo->seqs_max, c->draft_block);
-    for (int32_t s = 0; s < n_seqs; s++) {
-        int64_t a = seqs[s].last;
-        if (seqs[s].token < 0 || seqs[s].token >= c->vocab || a < 0 || a + n_rows >= mo->tokens_max)
+    int32_t padded = di_graph_rows(fw, n_seqs); /* sequences of the round */
+    fw->is_recordable = padded > 0;
+    padded = DI_MAX(padded, n_seqs);
+    if (padded > mo->seqs_max)
+        padded = n_seqs;
+    di_meta_cut(&fw->ml, c, (int64_t)padded * n_rows, padded, 0, 1);
+    for (int32_t s = 0; s < padded; s++) {
+        const di_draft_seq *q = &seqs[s < n_seqs ? s : 0]; /* a round is filled up with its first; it stores nothing */
+        int64_t a = q->last;
+        if (q->token < 0 || q->token >= c->vocab || a < 0 || a + n_rows >= mo->tokens_max)
             return di_fail(fw->err, DI_ERR_RANGE,
                            "draft %d: token id %d after position %lld, expected an id below %d within %lld positions",
-                           s, seqs[s].token, (long long)a, c->vocab, (long long)mo->tokens_max);
+                           s, q->token, (long long)a, c->vocab, (long long)mo->tokens_max);
         meta_i32(fw, m->set[0].row0)[s] = s * n_rows;
         meta_i32(fw, m->set[0].n)[s] = n_rows;
         meta_i32(fw, m->set[0].pos0)[s] = (int32_t)(a + 1);
-        meta_i32(fw, m->set[0].slot)[s] = seqs[s].slot;
+        meta_i32(fw, m->set[0].slot)[s] = q->slot;
         for (int32_t j = 0; j < n_rows; j++) {
             int32_t row = s * n_rows + j;
-            meta_i32(fw, m->ids)[row] = j ? c->draft_noise_id : seqs[s].token;
+            meta_i32(fw, m->ids)[row] = j ? c->draft_noise_id : q->token;
             meta_i32(fw, m->set[0].pos)[row] = (int32_t)(a + 1 + j);
             meta_i32(fw, m->set[0].seq)[row] = s;
             meta_i32(fw, m->set[0].win_lo)[row] = (int32_t)DI_MAX(a - c->window + 1, (int64_t)0);
             meta_i32(fw, m->set[0].win_hi)[row] = (int32_t)(a + 1 + n_rows); /* every row sees the whole block */
-            meta_i32(fw, m->keep)[j * n_seqs + s] = row;                     /* by draft index, then sequence */
+            meta_i32(fw, m->keep)[j * padded + s] = row;                     /* by draft index, then sequence */
         }
     }
-    set_bind(fw, 0, n_seqs * n_rows, n_seqs);
+    set_bind(fw, 0, padded * n_rows, padded);
     fw->skip_rows[0] = NULL;
-    fw->draft_seqs = n_seqs;
+    fw->draft_seqs = padded;
+    fw->draft_given = n_seqs;
     fw->draft_rows = n_rows;
-    return send(fw);
+    return di_meta_send(fw, 0, 0);
 }

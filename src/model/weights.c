@@ -1,11 +1,13 @@
 /* The weight map: every tensor of the forward pass as a view into the checkpoint, by its role.
  *
  * The checkpoint has already checked names, dtypes and shapes against the config, so that binding only looks up and
- * takes pointers; a name that is not found here is our own bug. Nothing is transformed or copied. */
+ * takes pointers; a name that is not found here is our own bug. Nothing is transformed or copied: a device with memory
+ * of its own has its copies made by model.c, and the map then points there. */
 #include "model_internal.h"
 
 typedef struct binder {
     const di_checkpoint *ckpt;
+    uint8_t *const *placed; /* by tensor of the checkpoint; NULL: they stay in the mapping */
     di_error *err;
     di_status st;
     char prefix[32];
@@ -20,14 +22,19 @@ static const di_stored_tensor *tensor(binder *b, const char *name, const char *e
     return t;
 }
 
+/* Where operations find it. */
+static const void *data_of(const binder *b, const di_stored_tensor *t) {
+    return b->placed ? b->placed[t - di_checkpoint_at(b->ckpt, 0)] : t->data;
+}
+
 static const uint16_t *bf16(binder *b, const char *name) {
     const di_stored_tensor *t = tensor(b, name, "");
-    return t ? (const uint16_t *)(const void *)t->data : NULL;
+    return t ? data_of(b, t) : NULL;
 }
 
 static const float *f32(binder *b, const char *name) {
     const di_stored_tensor *t = tensor(b, name, "");
-    return t ? (const float *)(const void *)t->data : NULL;
+    return t ? data_of(b, t) : NULL;
 }
 
 /* `name`.weight as a matrix: bf16, or E4M3 or packed E2M1 with `name`.scale. */
@@ -35,7 +42,7 @@ static di_mat mat(binder *b, const char *name) {
     const di_stored_tensor *t = tensor(b, name, ".weight");
     if (!t)
         return (di_mat){0};
-    di_mat m = {.dtype = t->dtype, .n_out = t->shape[0], .n_in = t->shape[1], .data = t->data};
+    di_mat m = {.dtype = t->dtype, .n_out = t->shape[0], .n_in = t->shape[1], .data = data_of(b, t)};
     if (t->dtype == DI_BF16)
         return m;
     if (t->dtype == DI_I8) { /* two values a byte */
@@ -43,7 +50,7 @@ static di_mat mat(binder *b, const char *name) {
         m.n_in *= 2;
     }
     const di_stored_tensor *s = tensor(b, name, ".scale");
-    m.scale = s ? s->data : NULL;
+    m.scale = s ? data_of(b, s) : NULL;
     return m;
 }
 
@@ -119,8 +126,8 @@ static void bind_roles(binder *b, di_block_weights *w, const di_config *c, int32
         const di_stored_tensor *codes = tensor(b, "engram.embed.weight", ""),
                                *scales = tensor(b, "engram.embed.scale", "");
         if (codes && scales) {
-            w->eg_codes = codes->data;
-            w->eg_scales = scales->data;
+            w->eg_codes = data_of(b, codes);
+            w->eg_scales = data_of(b, scales);
             w->eg_rows = codes->shape[0];
         }
         w->eg_wkv = mat(b, "engram.wkv");
@@ -129,9 +136,9 @@ static void bind_roles(binder *b, di_block_weights *w, const di_config *c, int32
     }
 }
 
-di_status di_weights_bind(di_weights *out, const di_config *c, const di_checkpoint *ckpt, bool with_draft,
-                          di_arena *arena, di_error *err) {
-    binder b = {.ckpt = ckpt, .err = err};
+di_status di_weights_bind(di_weights *out, const di_config *c, const di_checkpoint *ckpt, uint8_t *const *placed,
+                          bool with_draft, di_arena *arena, di_error *err) {
+    binder b = {.ckpt = ckpt, .placed = placed, .err = err};
     di_weights w = {0};
     size_t n_blocks = (size_t)c->n_layers + (size_t)c->n_draft_layers;
     w.blocks = di_arena_calloc(arena, n_blocks, sizeof *w.blocks);

@@ -27,9 +27,9 @@ int64_t di_workspace_rows(const di_config *c, const di_model_options *opt) {
     return DI_MAX(opt->rows_max, draft);
 }
 
-static void cut_meta(di_meta_layout *m, const di_config *c, int64_t n, int64_t s, int64_t blocks_stride,
-                     int64_t n_logits) {
+void di_meta_cut(di_meta_layout *m, const di_config *c, int64_t n, int64_t s, int64_t blocks_stride, int64_t n_logits) {
     size_t used = 0;
+    m->n_rows = n;
     for (int k = 0; k < 2; k++) {
         m->set[k].pos = take_meta(&used, n, 4);
         m->set[k].seq = take_meta(&used, n, 4);
@@ -41,9 +41,9 @@ static void cut_meta(di_meta_layout *m, const di_config *c, int64_t n, int64_t s
         m->set[k].slot = take_meta(&used, s, 4);
         m->set[k].store_from = take_meta(&used, s, 4);
     }
-    m->blocks = take_meta(&used, s * blocks_stride, 4);
     m->pair_store_from = take_meta(&used, s, 4);
     m->ids = take_meta(&used, n, 4);
+    m->fed_from = take_meta(&used, n, 4);
     m->grams = take_meta(&used, n * c->engram_ngram, 4);
     m->keep = take_meta(&used, n, 4);
     m->logit_rows = take_meta(&used, DI_MAX(n_logits, n), 4);
@@ -63,6 +63,8 @@ static void cut_meta(di_meta_layout *m, const di_config *c, int64_t n, int64_t s
     m->tap_slot = take_meta(&used, s, 4);
     m->tap_rows = take_meta(&used, n, 4);
     m->skip = take_meta(&used, 2 * n, 1);
+    m->n_small = used;
+    m->blocks = take_meta(&used, s * blocks_stride, 4);
     m->n_bytes = used;
 }
 
@@ -77,7 +79,7 @@ size_t di_workspace_cut(di_workspace *ws, di_meta_layout *ml, uint8_t *base, con
     int64_t eg_cols = c->n_engram ? (int64_t)(c->engram_ngram - 1) * c->engram_heads : 0;
     int64_t targets = c->n_draft_targets * h, blocks_stride = DI_CEIL_DIV(opt->tokens_max, DI_PAGE_TOKENS);
 
-    cut_meta(ml, c, n, opt->seqs_max, blocks_stride, opt->logits_max);
+    di_meta_cut(ml, c, n, opt->seqs_max + 1, blocks_stride, opt->logits_max); /* one more fills a batch up */
     ws->meta = take(&at, (int64_t)ml->n_bytes, 1);
     for (int k = 0; k < 2; k++) {
         ws->cos_window[k] = take(&at, n * half, 4);
@@ -98,6 +100,7 @@ size_t di_workspace_cut(di_workspace *ws, di_meta_layout *ml, uint8_t *base, con
     ws->xq_scale = take(&at, n * h / 32, 1);
     for (int k = 0; k < 3; k++)
         ws->pre[k] = take(&at, n * m, 4);
+    ws->one_hot = take(&at, n * m, 4);
     ws->post = take(&at, n * m, 4);
     ws->comb = take(&at, n * m * m, 4);
 
@@ -179,5 +182,7 @@ void di_workspace_limits(di_limits *out, const di_config *c, const di_model_opti
     out->experts_per_row_max = DI_MAX(c->n_experts_tok, c->draft_experts_tok);
     out->intermediate = c->intermediate;
     out->hidden_size = c->hidden;
+    out->n_vocab = c->vocab;
+    out->logits_max = DI_MAX(opt->logits_max, (int64_t)opt->seqs_max); /* of a draft step, one a sequence */
     out->candidate_blocks = c->candidate_layer >= 0 ? c->candidate_blocks : 0;
 }

@@ -1,6 +1,7 @@
 /* Drafts in use against the PyTorch program's (tools/oracle): how many hold in each round, for prompts of the
  * validation set, greedy, on exact numerics, with five drafts that are all verified, the first of them right after the
  * prompt. */
+#include "accelerator.h"
 #include "engine/engine.h"
 #include "harness.h"
 #include "vectors.h"
@@ -62,7 +63,7 @@ static void rounds_are_the_golden_ones(void **state) {
     if (di_test_is_sanitized())
         di_test_skip("takes minutes under a sanitizer");
     di_load_options options = {.dir = di_test_source("models/tiny"),
-                               .backend = "cpu",
+                               .backend = di_test_backend(),
                                .threads = 2,
                                .seqs_max = 1,
                                .batch_tokens_max = 512,

@@ -166,9 +166,8 @@ static void drafts(di_numerics numerics) {
                 fail_msg("%s", err.message);
             int32_t prev = t[n];
             for (int32_t j = 0; j < b; j++) {
-                float *logits, *conf;
-                if (di_draft_next(r.fw, j, &prev, &logits, &conf, &err))
-                    fail_msg("%s", err.message);
+                const float *logits, *conf;
+                rig_draft_next(&r, j, &prev, 1, &logits, &conf);
                 prev = rig_argmax(logits, r.config.vocab);
                 if (k == 0 && j < want_logits.shape[0]) {
                     double d = golden_rms_diff(logits, &want_logits, j * r.config.vocab, r.config.vocab);
@@ -472,11 +471,7 @@ static void batches_and_threads_give_the_same_bits(void **state) {
                                         .blocks = r.blocks + s * r.blocks_per_seq,
                                         .n_blocks = r.blocks_per_seq};
             }
-            di_batch batch = {.n_seqs = 3, .seqs = rows, .pages = r.pages, .slots = r.slots};
-            float *logits;
-            di_error err = {0};
-            if (di_forward_run(r.fw, &batch, &logits, &err))
-                fail_msg("%s", err.message);
+            const float *logits = rig_forward(&r, rows, 3);
             assert_same_bits(logits, want[2], 6 * v, "verification rows in a batch");
             assert_same_bits(logits + 6 * v, want[0], v, "prefill chunk in a batch");
             assert_same_bits(logits + 7 * v, want[1], v, "decode row in a batch");

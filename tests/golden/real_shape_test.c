@@ -97,15 +97,14 @@ static void one_prompt(rig *r, int p, bool faithful) {
 
     di_draft_seq seq = {.token = forced[0], .last = n - 1};
     di_error err = {0};
-    float *dl, *conf;
+    const float *dl, *conf;
     golden_tensor want_tokens = golden_get(g, "draft.tokens"), want_conf = golden_get(g, "draft.conf"),
                   want_draft = golden_get(g, "draft.logits");
     if (di_draft_begin(r->fw, &seq, 1, r->config.draft_block, r->slots, NULL, NULL, &err))
         fail_msg("%s", err.message);
     int32_t prev = forced[0];
     for (int32_t j = 0; j < r->config.draft_block; j++) {
-        if (di_draft_next(r->fw, j, &prev, &dl, &conf, &err))
-            fail_msg("%s", err.message);
+        rig_draft_next(r, j, &prev, 1, &dl, &conf);
         prev = rig_argmax(dl, v);
         if (j == 0) {
             double d = golden_rms_diff(dl, &want_draft, 0, v);

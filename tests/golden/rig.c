@@ -37,7 +37,7 @@ void rig_open(rig *r, const rig_options *opt) {
     if (opt->window)
         r->config.window = opt->window;
     OK(di_checkpoint_open(&r->ckpt, opt->dir, &r->config, &(di_checkpoint_options){.dummy = opt->dummy}, err));
-    OK(di_backend_find("cpu", &r->backend, err));
+    OK(di_backend_find(di_test_backend(), &r->backend, err));
     di_device_config config = {.n_threads = opt->threads, .isa = opt->isa};
     OK(r->backend.device->open(&r->device, &config, err));
     di_model_options mo = {.backend = &r->backend,
@@ -66,9 +66,14 @@ void rig_open(rig *r, const rig_options *opt) {
 }
 
 void rig_reset(rig *r) {
-    /* 0x7F: an E4M3 NaN, a large scale; as fp32 3.4e38. */
-    memset(r->pages, 0x7F, r->plan.page_bytes * (size_t)(r->n_seqs * r->blocks_per_seq));
-    memset(r->slots, 0x7F, r->plan.slot_bytes * (size_t)r->n_seqs);
+    size_t n_pages = r->plan.page_bytes * (size_t)(r->n_seqs * r->blocks_per_seq);
+    size_t n_slots = r->plan.slot_bytes * (size_t)r->n_seqs;
+    uint8_t *pattern = malloc(DI_MAX(n_pages, n_slots));
+    assert_non_null(pattern);
+    memset(pattern, 0x7F, DI_MAX(n_pages, n_slots)); /* an E4M3 NaN, a large scale; as fp32 3.4e38 */
+    OK(r->backend.device->upload(r->device, r->pages, pattern, n_pages, err));
+    OK(r->backend.device->upload(r->device, r->slots, pattern, n_slots, err));
+    free(pattern);
 }
 
 void rig_close(rig *r) {
@@ -79,6 +84,17 @@ void rig_close(rig *r) {
     r->backend.device->close(r->device);
     di_checkpoint_close(r->ckpt);
     free(r->blocks);
+    free(r->logits);
+    free(r->conf);
+}
+
+/* Floats of the device in host memory of the rig's. */
+static const float *fetch(const rig *r, float **host, const float *device, size_t n) {
+    free(*host);
+    *host = malloc(DI_MAX(n, (size_t)1) * sizeof **host);
+    assert_non_null(*host);
+    OK(r->backend.device->download(r->device, *host, device, n * sizeof **host, err));
+    return *host;
 }
 
 const float *rig_forward(rig *r, const di_seq_rows *rows, int n_seqs) {
@@ -91,7 +107,21 @@ const float *rig_forward(rig *r, const di_seq_rows *rows, int n_seqs) {
                       .tap_user = r->tap_user};
     float *logits = NULL;
     OK(di_forward_run(r->fw, &batch, &logits, err));
-    return logits;
+    size_t n = 0;
+    for (int s = 0; s < n_seqs; s++)
+        n += (size_t)rows[s].n_logits;
+    return fetch(r, &r->logits, logits, n * (size_t)r->config.vocab);
+}
+
+void rig_put(const rig *r, uint8_t *at, const void *bytes, size_t n) {
+    OK(r->backend.device->upload(r->device, at, bytes, n, err));
+}
+
+void rig_draft_next(rig *r, int32_t i, const int32_t *prev, int n, const float **logits, const float **conf) {
+    float *l, *c;
+    OK(di_draft_next(r->fw, i, prev, &l, &c, err));
+    *logits = fetch(r, &r->logits, l, (size_t)n * (size_t)r->config.vocab);
+    *conf = fetch(r, &r->conf, c, (size_t)n);
 }
 
 const float *rig_run(rig *r, int seq, const int32_t *tokens, int64_t pos0, int32_t n, int32_t n_logits, int64_t rect) {

@@ -1,9 +1,11 @@
-/* A model on the CPU backend with caches for one or more sequences: what forward tests drive.
+/* A model on the backend under test with caches for one or more sequences: what forward tests drive.
  *
  * Sequence s has state slot s and its own KV blocks, handed out in an order that is not the identity, so that a mix-up
  * of block and position shows. Faults end the test. */
 #ifndef DI_TEST_RIG_H
 #define DI_TEST_RIG_H
+
+#include "accelerator.h"
 
 #include "model/model.h"
 
@@ -32,6 +34,7 @@ typedef struct rig {
     int n_seqs, blocks_per_seq;
     int32_t *blocks; /* [n_seqs, blocks_per_seq] */
     di_replay replay;
+    float *logits, *conf; /* of the last run, in host memory */
     di_tap_fn tap;
     void *tap_user;
 } rig;
@@ -43,12 +46,24 @@ void rig_close(rig *r);
 /* Zeroes all caches, then fills them with a byte pattern that no valid state has, so that stale reads show. */
 void rig_reset(rig *r);
 
-/* Runs a batch on the rig's caches under its replay mode; logits as di_forward_run gives them. */
+/* Runs a batch on the rig's caches under its replay mode; logits as di_forward_run gives them, in host memory. */
 const float *rig_forward(rig *r, const di_seq_rows *rows, int n_seqs);
 /* Runs rows pos0 .. pos0+n of one sequence; returns the logits of the last n_logits rows (valid until the next run). */
 const float *rig_run(rig *r, int seq, const int32_t *tokens, int64_t pos0, int32_t n, int32_t n_logits, int64_t rect);
 /* Prefill in chunks of `chunk` rows (0: one); logits of the last row. */
 const float *rig_prefill(rig *r, int seq, const int32_t *tokens, int64_t n, int64_t chunk, int64_t rect);
+/* Skips a test that looks into caches where they lie. */
+#define rig_needs_cpu()                                                                                                \
+    do {                                                                                                               \
+        if (strcmp(di_test_backend(), "cpu"))                                                                          \
+            di_test_skip("it reads the caches of the CPU in place");                                                   \
+    } while (0)
+/* Puts bytes into the rig's caches. */
+void rig_put(const rig *r, uint8_t *at, const void *bytes, size_t n);
+/* Step i of a drafting round of n sequences: logits [n, V] and confidences [n] in host memory, valid until the next
+ * run.
+ */
+void rig_draft_next(rig *r, int32_t i, const int32_t *prev, int n, const float **logits, const float **conf);
 int32_t rig_argmax(const float *logits, int64_t n);
 
 #endif

@@ -72,8 +72,8 @@ static void inject_section(const rig *r, int32_t layer, golden_tensor codes, gol
         int64_t j = n_entries - codes.shape[0] + i;
         uint8_t *section = r->pages + (size_t)r->blocks[j / per] * lay.page_bytes + offset;
         int64_t at = j % per;
-        memcpy(section + (split ? at * d : at * (d + s)), codes.data + i * d, (size_t)d);
-        memcpy(section + (split ? per * d + at * s : at * (d + s) + d), scales.data + i * s, (size_t)s);
+        rig_put(r, section + (split ? at * d : at * (d + s)), codes.data + i * d, (size_t)d);
+        rig_put(r, section + (split ? per * d + at * s : at * (d + s) + d), scales.data + i * s, (size_t)s);
     }
 }
 

@@ -10,6 +10,7 @@
 
 #include "engine/engine.h"
 #include "harness.h"
+#include "sample_host.h"
 
 enum { SIM_VOCAB = 48, SIM_WINDOW = 24, SIM_SPAN = 100, SIM_RING = SIM_WINDOW + DI_BACKTRACK, SIM_EOS = 1 };
 
@@ -26,6 +27,8 @@ typedef struct sim {
     bool has_failed;           /* the forward before this one */
     int64_t n_forwards;
     int32_t n_seqs_last, rows_last; /* of the last forward */
+    bool draws;                     /* set before sim_core: rows are drawn by the operation sample_rows */
+    int64_t n_drawn;                /* by it */
     /* the drafting round */
     bool has_drafts;                          /* set before sim_core: there is a draft module */
     int draft_quality;                        /* of 8 drafts so many are drawn from the right logits */
@@ -211,6 +214,14 @@ static inline di_status sim_catch_up(void *self, const di_batch *batch, di_error
     return DI_OK;
 }
 
+static inline di_status sim_sample(void *self, const di_sample_rows_args *args, di_error *err) {
+    sim *m = self;
+    (void)err;
+    sample_host(args);
+    m->n_drawn += args->n_rows;
+    return DI_OK;
+}
+
 static inline void sim_open(sim *m, int threads) {
     di_error err = {0};
     *m = (sim){0};
@@ -227,7 +238,7 @@ static inline void sim_close(sim *m) {
 }
 
 static inline di_core *sim_core(sim *m, const di_core_options *options) {
-    di_executor executor = {.self = m, .forward = sim_forward};
+    di_executor executor = {.self = m, .forward = sim_forward, .sample = m->draws ? sim_sample : NULL};
     if (m->has_drafts) {
         executor.draft_begin = sim_draft_begin;
         executor.draft_next = sim_draft_next;

@@ -69,6 +69,9 @@ uint64_t di_test_random(uint64_t *rng);
 int64_t di_test_random_range(uint64_t *rng, int64_t low, int64_t high);
 double di_test_random_unit(uint64_t *rng);
 
+/* What --backend names, else "cpu"; accelerator.h finds it. */
+const char *di_test_backend_name(void);
+
 /* Whether this build runs under a sanitizer: a test of speed or of much arithmetic may do less then. */
 bool di_test_is_sanitized(void);
 

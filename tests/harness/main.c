@@ -8,7 +8,13 @@
 static di_test_group *first_group;
 static uint64_t seed_start = 20250101;
 static int runs_max = 0; /* 0: what each property asks for */
+static const char *backend = "cpu";
+
 static char tmp_dir[256];
+
+const char *di_test_backend_name(void) {
+    return backend;
+}
 
 void di_test_register(di_test_group *group) {
     /* Constructors run in the order of linking; by name the order is the same everywhere. */
@@ -152,8 +158,10 @@ int main(int argc, char **argv) {
             seed_start = strtoull(argv[++i], NULL, 0);
         } else if (strcmp(argv[i], "--runs") == 0 && i + 1 < argc) {
             runs_max = (int)strtol(argv[++i], NULL, 10);
+        } else if (strcmp(argv[i], "--backend") == 0 && i + 1 < argc) {
+            backend = argv[++i];
         } else if (argv[i][0] == '-') {
-            fprintf(stderr, "usage: %s [--long] [--list] [--seed N] [--runs N] [GROUP]...\n", argv[0]);
+            fprintf(stderr, "usage: %s [--long] [--list] [--seed N] [--runs N] [--backend NAME] [GROUP]...\n", argv[0]);
             return 2;
         } else {
             argv[1 + n_picks++] = argv[i];

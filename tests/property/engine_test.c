@@ -7,6 +7,7 @@
  * has a prefix of them; at the end nothing is held. */
 #include <pthread.h>
 
+#include "accelerator.h"
 #include "engine/engine.h"
 #include "harness.h"
 
@@ -89,7 +90,7 @@ static di_loaded loaded[2]; /* with one thread and with two */
 static void load_once(void) {
     for (int i = 0; i < 2 && !loaded[i].model; i++) {
         di_load_options options = {.dir = di_test_source("models/tiny"),
-                                   .backend = "cpu",
+                                   .backend = di_test_backend(),
                                    .threads = i + 1,
                                    .seqs_max = 6,
                                    .batch_tokens_max = CONTEXT,

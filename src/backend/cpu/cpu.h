@@ -35,6 +35,7 @@ const char *di_cpu_level_name(di_cpu_level level); /* "ref", "portable", "avx2",
 typedef struct di_cpu_kernels {
 #define DI_CPU_KERNEL(f) di_status (*f)(di_stream * stream, const di_##f##_args *args);
     DI_OPS_LIST(DI_CPU_KERNEL)
+    DI_CPU_KERNEL(feed) /* of the optional ones */
     /* Where wide products (wide.h) are in use: their engine, and the kernels for what they don't take. */
     const struct di_wide_engine *wide;
 #undef DI_CPU_KERNEL

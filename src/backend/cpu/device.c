@@ -147,6 +147,18 @@ static di_status cpu_copy(di_device *dev, void *dst, const void *src, size_t n_b
     return DI_OK;
 }
 
+static di_status cpu_experts_place(di_device *dev, const di_expert *experts, int32_t n, const di_expert *shared,
+                                   void **table, di_error *err) {
+    (void)dev, (void)experts, (void)n, (void)shared, (void)err;
+    *table = NULL;
+    return DI_OK;
+}
+
+static di_status cpu_probe(di_error *err) {
+    (void)err;
+    return DI_OK;
+}
+
 /* ---- scratch ---- */
 
 static di_limits limits_max(const di_limits *a, const di_limits *b) {
@@ -343,6 +355,40 @@ static di_status cpu_stream_sync(di_stream *stream, di_error *err) {
     return DI_OK;
 }
 
+static di_status cpu_stream_upload(di_stream *stream, void *dst, const void *src, size_t n_bytes, int64_t n_rows,
+                                   size_t row_bytes, di_error *err) {
+    (void)stream, (void)err;
+    for (int64_t i = 0; i < n_rows; i++)
+        memcpy((uint8_t *)dst + (size_t)i * row_bytes, (const uint8_t *)src + (size_t)i * row_bytes, n_bytes);
+    return DI_OK;
+}
+
+static di_status cpu_stream_copy(di_stream *stream, void *dst, const void *src, size_t n_bytes, di_error *err) {
+    (void)stream;
+    return cpu_copy(NULL, dst, src, n_bytes, err);
+}
+
+/* Everything that was put on a stream is done: an event has always come. */
+static di_status cpu_event_create(di_device *dev, di_event **out, di_error *err) {
+    (void)dev, (void)err;
+    *out = NULL;
+    return DI_OK;
+}
+
+static void cpu_event_destroy(di_event *event) {
+    (void)event;
+}
+
+static di_status cpu_event_record(di_event *event, di_stream *stream, di_error *err) {
+    (void)event, (void)stream, (void)err;
+    return DI_OK;
+}
+
+static di_status cpu_event_wait(di_event *event, di_error *err) {
+    (void)event, (void)err;
+    return DI_OK;
+}
+
 static const char *cpu_stream_refused(const di_stream *stream) {
     return stream->refused;
 }
@@ -359,6 +405,7 @@ const di_device_ops di_cpu_device_ops = {
     .abi = DI_BACKEND_ABI,
     .size = sizeof(di_device_ops),
     .name = "cpu",
+    .probe = cpu_probe,
     .open = cpu_open,
     .close = cpu_close,
     .info = cpu_info,
@@ -366,6 +413,9 @@ const di_device_ops di_cpu_device_ops = {
     .scratch_bytes = cpu_scratch_bytes,
     .alloc = cpu_alloc,
     .free = cpu_free,
+    .alloc_host = cpu_alloc,
+    .free_host = cpu_free,
+    .experts_place = cpu_experts_place,
     .upload = cpu_copy,
     .download = cpu_copy,
     .copy = cpu_copy,
@@ -373,6 +423,13 @@ const di_device_ops di_cpu_device_ops = {
     .stream_destroy = cpu_stream_destroy,
     .stream_sync = cpu_stream_sync,
     .stream_refused = cpu_stream_refused,
+    .stream_upload = cpu_stream_upload,
+    .stream_copy = cpu_stream_copy,
+    .stream_download = cpu_stream_copy,
+    .event_create = cpu_event_create,
+    .event_destroy = cpu_event_destroy,
+    .event_record = cpu_event_record,
+    .event_wait = cpu_event_wait,
     .measure = di_cpu_measure,
     .host_threads = cpu_host_threads,
     .host_run = cpu_host_run,

@@ -182,12 +182,13 @@ void di_cpu_kernels_init(di_cpu_kernels *k, di_cpu_level level) {
         return st;                                                                                                     \
     }
 DI_OPS_LIST(RUN)
+RUN(feed)
 #undef RUN
 
 const di_ops di_cpu_ops = {.abi = DI_BACKEND_ABI,
                            .size = sizeof(di_ops),
                            .name = "cpu",
 #define ENTRY(f) .f = run_##f,
-                           DI_OPS_LIST(ENTRY)
+                           DI_OPS_LIST(ENTRY) ENTRY(feed)
 #undef ENTRY
 };

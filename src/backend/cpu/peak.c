@@ -18,7 +18,8 @@ static void peak_part(void *ctx, int64_t part, int64_t n_parts, int worker) {
     job->done[part] = job->peak(STEPS / 4, from, to) + (to[0] != to[0] ? 1 : 0);
 }
 
-di_status di_cpu_measure(di_device *dev, double *peak, di_error *err) {
+di_status di_cpu_measure(di_device *dev, double *peak, double *read_bandwidth, di_error *err) {
+    *read_bandwidth = 0;
     int n_parts = di_pool_threads(dev->pool) * PARTS_A_THREAD;
     if (!dev->kernels.peak)
         return di_fail(err, DI_ERR_UNSUPPORTED, "cpu: level '%s' has no arithmetic probe",

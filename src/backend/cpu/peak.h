@@ -5,6 +5,6 @@
 #include "cpu.h"
 
 /* Operations per second of bf16 products by the device's level and threads. */
-di_status di_cpu_measure(di_device *dev, double *peak, di_error *err);
+di_status di_cpu_measure(di_device *dev, double *peak, double *read_bandwidth, di_error *err);
 
 #endif

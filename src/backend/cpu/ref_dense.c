@@ -1,4 +1,4 @@
-/* Reference of the row-wise operations: embed, rms_norm, quant, rope_table, rope, stream_mean, gather.
+/* Reference of the row-wise operations: embed, rms_norm, quant, rope_table, rope, stream_mean, gather, feed.
  *
  * Plain loops over rows; a part of a job is one row. Shapes that don't fit together are DI_ERR_SHAPE before anything is
  * written. Formulas: ops.h, model.md 3.1, 3.3, 3.4. */
@@ -201,6 +201,8 @@ static di_status stream_mean(di_stream *stream, const di_stream_mean_args *a) {
 static void gather_row(void *ctx, int64_t row, int64_t n_rows, int worker) {
     (void)n_rows, (void)worker;
     const di_gather_args *a = ctx;
+    if (a->idx[row] < 0)
+        return;
     memcpy((uint8_t *)a->out + (size_t)row * a->row_bytes, (const uint8_t *)a->x + (size_t)a->idx[row] * a->row_bytes,
            a->row_bytes);
 }
@@ -212,6 +214,32 @@ static di_status gather(di_stream *stream, const di_gather_args *a) {
     return DI_OK;
 }
 
+/* ---- feed ---- */
+
+static void feed_row(void *ctx, int64_t row, int64_t n_rows, int worker) {
+    (void)n_rows, (void)worker;
+    const di_feed_args *a = ctx;
+    if (a->from[row] < 0)
+        return;
+    int32_t token = a->tokens[a->from[row]];
+    a->ids[row] = token;
+    bool has_class = token >= 0 && token < a->n_map && (!a->token_map || a->token_map[token] >= 0);
+    int32_t *grams = a->grams + row * a->n_gram;
+    for (int32_t k = 0; k < a->n_gram; k++) {
+        if (!has_class)
+            grams[k] = a->pad;
+        else if (k == 0)
+            grams[0] = a->token_map ? a->token_map[token] : token;
+    }
+}
+
+static di_status feed(di_stream *stream, const di_feed_args *a) {
+    if (a->n < 0 || !a->from || !a->tokens || !a->ids || a->n_gram < 0 || (a->n_gram && !a->grams))
+        return DI_ERR_SHAPE;
+    di_cpu_run(stream, feed_row, (void *)a, a->n, a->n);
+    return DI_OK;
+}
+
 void di_cpu_install_ref_dense(di_cpu_kernels *k) {
     k->embed = embed;
     k->rms_norm = rms_norm;
@@ -220,4 +248,5 @@ void di_cpu_install_ref_dense(di_cpu_kernels *k) {
     k->rope = rope;
     k->stream_mean = stream_mean;
     k->gather = gather;
+    k->feed = feed;
 }

@@ -101,7 +101,10 @@ static void pool_part(void *ctx, int64_t part, int64_t n_parts, int worker) {
     float *out = di_cpu_take(&at, (size_t)d * sizeof(float));
     int64_t end = DI_MIN((part + 1) * ROWS_PER_PART, (int64_t)a->entries.n);
     for (int64_t i = part * ROWS_PER_PART; i < end; i++) {
-        int32_t row = a->entries.row[i], seq = a->entries.seq[i], pos = rows->pos[row];
+        int32_t row = a->entries.row[i];
+        if (row < 0)
+            continue;
+        int32_t seq = a->entries.seq[i], pos = rows->pos[row];
         const float *second = a->cg + (int64_t)row * 2 * d; /* gate scores, then latents */
         const float *first = second - 2 * d;
         if (pos - 1 < rows->pos0[seq]) {
@@ -144,6 +147,8 @@ static void page_part(void *ctx, int64_t part, int64_t n_parts, int worker) {
     float *buf = (float *)(void *)di_cpu_worker(job->stream, worker);
     int64_t end = DI_MIN((part + 1) * ROWS_PER_PART, (int64_t)a->entries.n);
     for (int64_t i = part * ROWS_PER_PART; i < end; i++) {
+        if (a->entries.row[i] < 0)
+            continue;
         di_cpu_entry e = di_cpu_entry_at(a->rows, &a->dst, a->entries.seq[i], a->entries.idx[i]);
         job->encode(a->dst.format, di_cpu_row(&a->x, i, 0, n, buf), n, e.data, e.scale);
     }

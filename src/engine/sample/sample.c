@@ -18,10 +18,9 @@
 
 #include "tensor/math_inline.h"
 
-#define GREEDY_TEMPERATURE 1e-5 /* what processed log-probabilities of greedy rows are made with (model.md 7) */
-#define WEIGHT_ONE 0x1p36       /* integer weight of the most likely token */
-#define LEAST_DISTANCE (-26.0)  /* below it a weight rounds to zero: that happens at -37*log(2) */
-#define ROUND_SHIFT 0x1.8p52    /* adding and subtracting it rounds |x| < 2^51 to an integer, ties to even */
+#define WEIGHT_ONE 0x1p36      /* integer weight of the most likely token */
+#define LEAST_DISTANCE (-26.0) /* below it a weight rounds to zero: that happens at -37*log(2) */
+#define ROUND_SHIFT 0x1.8p52   /* adding and subtracting it rounds |x| < 2^51 to an integer, ties to even */
 
 /* ---- noise --------------------------------------------------------------------------------------------------------
  */
@@ -303,7 +302,7 @@ static di_status find_best(row *r, di_error *err) {
         }
     }
     if (n_nan || best > FLT_MAX)
-        return di_fail(err, DI_ERR_INTERNAL, "the model's logits are not finite");
+        return di_sample_failure(DI_SAMPLE_NOT_FINITE, false, 0, err);
     r->n_allowed = n_allowed;
     if (!n_allowed)
         return DI_OK;
@@ -556,7 +555,20 @@ static void no_probabilities(float *logprob, di_logprob *top, int32_t n_top) {
         top[i] = (di_logprob){.token = -1, .logprob = DI_LOGPROB_FLOOR};
 }
 
-/* Log-softmax over the survivors. Sums run over rising ids, in double; what does not survive adds zero. */
+/* A sum of doubles over a row is made by runs of tokens, each as a tree of halves, and the runs in rising order: an
+ * order that vectors keep here, and a block of threads for each run elsewhere. */
+enum { RUN = 1024 };
+
+/* The sum of e [RUN], which is overwritten. */
+static double run_sum(double *e) {
+    for (int half = RUN / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; i++)
+            e[i] += e[i + half];
+    }
+    return e[0];
+}
+
+/* Log-softmax over the survivors; what does not survive adds zero to the sum. */
 static void log_probabilities(const row *r, int32_t n_top, uint64_t *keys, int32_t token, float *logprob,
                               di_logprob *top) {
     if (r->n_allowed == 0) {
@@ -568,20 +580,24 @@ static void log_probabilities(const row *r, int32_t n_top, uint64_t *keys, int32
     float least = least_logit(&v), buf[BLOCK];
     bool has_fallen = is_filtered(&v);
     int64_t n_survivors = 0;
-    for (int64_t at = 0; at < v.n_vocab; at += BLOCK) {
-        const float *x = block_at(&v, at, buf);
-        if (!(block_max(x) >= least))
-            continue;
-        double e[BLOCK];
-        for (int i = 0; i < BLOCK; i++) {
-            bool is_in = x[i] >= least && (!has_fallen || survives(&v, x[i], at + i));
-            e[i] = is_in ? scaled(&v, x[i]) - largest : -__builtin_inf();
-            n_survivors += is_in;
+    for (int64_t first = 0; first < v.n_vocab; first += RUN) {
+        double e[RUN] = {0};
+        bool has_any = false;
+        for (int64_t at = first; at < DI_MIN(first + RUN, v.n_vocab); at += BLOCK) {
+            const float *x = block_at(&v, at, buf);
+            double *block = e + (at - first);
+            if (!(block_max(x) >= least))
+                continue;
+            has_any = true;
+            for (int i = 0; i < BLOCK; i++) {
+                bool is_in = x[i] >= least && (!has_fallen || survives(&v, x[i], at + i));
+                block[i] = is_in ? scaled(&v, x[i]) - largest : -__builtin_inf();
+                n_survivors += is_in;
+            }
+            for (int i = 0; i < BLOCK; i += DI_EXP_BLOCK)
+                di_exp_block(block + i);
         }
-        for (int i = 0; i < BLOCK; i += DI_EXP_BLOCK)
-            di_exp_block(e + i);
-        for (int i = 0; i < BLOCK; i++)
-            sum += e[i];
+        sum += has_any ? run_sum(e) : 0.0;
     }
     double log_sum = di_ln(sum);
     if (logprob) {
@@ -608,27 +624,31 @@ static void log_probabilities(const row *r, int32_t n_top, uint64_t *keys, int32
     }
 }
 
-/* Probabilities of the survivors and their logarithms (may be NULL), from a sum over rising ids, in double. */
+/* Probabilities of the survivors and their logarithms (may be NULL). */
 static void distribution(const row *r, bool is_greedy, float *p, float *ln_p) {
     double largest = scaled(r, r->logits[r->best]), sum = 0.0;
     float least = least_logit(r), buf[BLOCK];
     bool has_fallen = is_filtered(r);
-    for (int64_t at = 0; at < r->n_vocab; at += BLOCK) {
-        const float *x = block_at(r, at, buf);
-        int64_t n = DI_MIN((int64_t)BLOCK, r->n_vocab - at);
-        double distance[BLOCK], e[BLOCK];
-        for (int i = 0; i < BLOCK; i++) {
-            bool is_in = is_greedy ? at + i == r->best : x[i] >= least && (!has_fallen || survives(r, x[i], at + i));
-            e[i] = distance[i] = is_in ? scaled(r, x[i]) - largest : -__builtin_inf();
+    for (int64_t first = 0; first < r->n_vocab; first += RUN) {
+        double e[RUN] = {0};
+        for (int64_t at = first; at < DI_MIN(first + RUN, r->n_vocab); at += BLOCK) {
+            const float *x = block_at(r, at, buf);
+            int64_t n = DI_MIN((int64_t)BLOCK, r->n_vocab - at);
+            double distance[BLOCK], *block = e + (at - first);
+            for (int i = 0; i < BLOCK; i++) {
+                bool is_in =
+                    is_greedy ? at + i == r->best : x[i] >= least && (!has_fallen || survives(r, x[i], at + i));
+                block[i] = distance[i] = is_in ? scaled(r, x[i]) - largest : -__builtin_inf();
+            }
+            for (int i = 0; i < BLOCK; i += DI_EXP_BLOCK)
+                di_exp_block(block + i);
+            for (int i = 0; i < n; i++) {
+                p[at + i] = (float)block[i];
+                if (ln_p)
+                    ln_p[at + i] = (float)distance[i];
+            }
         }
-        for (int i = 0; i < BLOCK; i += DI_EXP_BLOCK)
-            di_exp_block(e + i);
-        for (int i = 0; i < n; i++) {
-            sum += e[i];
-            p[at + i] = (float)e[i];
-            if (ln_p)
-                ln_p[at + i] = (float)distance[i];
-        }
+        sum += run_sum(e);
     }
     float log_sum = (float)di_ln(sum), inverse = (float)(1.0 / sum);
     for (int64_t i = 0; i < r->n_vocab; i++)
@@ -725,6 +745,15 @@ static void add_bias(float *logits, int64_t n_vocab, const di_sampling *s) {
 /* ---- sampling ------------------------------------------------------------------------------------------------------
  */
 
+di_status di_sample_failure(int32_t status, bool has_position, uint64_t position, di_error *err) {
+    if (status == DI_SAMPLE_OK)
+        return DI_OK;
+    di_status st = status == DI_SAMPLE_NOTHING_ALLOWED
+                       ? di_fail(err, DI_ERR_REQUEST, "the request's constraints allow no token")
+                       : di_fail(err, DI_ERR_INTERNAL, "the model's logits are not finite");
+    return has_position ? di_error_context(err, st, "position %llu", (unsigned long long)position) : st;
+}
+
 /* The row that a token is drawn from: bias and penalties in a copy, then what top-p, top-k and min-p leave. */
 static di_status process(row *r, const di_sample_args *a, const scratch *z, di_error *err) {
     const di_sampling *s = a->sampling;
@@ -740,7 +769,7 @@ static di_status process(row *r, const di_sample_args *a, const scratch *z, di_e
             return st;
     }
     if (di_sampling_is_greedy(s)) {
-        r->temperature = GREEDY_TEMPERATURE;
+        r->temperature = DI_SAMPLE_GREEDY_TEMPERATURE;
         return DI_OK;
     }
     r->temperature = s->temperature;
@@ -765,7 +794,7 @@ di_status di_sample(di_sampler *sm, const di_sample_args *a, int32_t *token, di_
     st = find_best(&raw, err);
     row r = raw;
     if (!st && raw.n_allowed == 0 && !is_forced)
-        st = di_fail(err, DI_ERR_REQUEST, "the request's constraints allow no token");
+        st = di_sample_failure(DI_SAMPLE_NOTHING_ALLOWED, false, 0, err);
     if (!st && raw.n_allowed > 0 && (!is_forced || s->logprobs_processed))
         st = process(&r, a, &z, err);
     if (st)

@@ -7,6 +7,7 @@
 #ifndef DI_SAMPLE_H
 #define DI_SAMPLE_H
 
+#include "backend/backend.h"
 #include "tensor/tensor.h"
 
 /* ---- parameters ---------------------------------------------------------------------------------------------------
@@ -39,6 +40,8 @@ typedef struct di_sampling {
 } di_sampling;
 
 #define DI_LOGPROBS_MAX 1000
+/* What processed log-probabilities of greedy rows are made with (model.md 7). */
+#define DI_SAMPLE_GREEDY_TEMPERATURE 1e-5
 #define DI_LOGPROB_FLOOR (-9999.0f) /* what stands for the logarithm of zero */
 
 void di_sampling_init(di_sampling *s); /* the defaults */
@@ -141,6 +144,53 @@ di_status di_sample(di_sampler *sm, const di_sample_args *a, int32_t *token, di_
  * only), as in di_sample_args. DI_ERR_INTERNAL for logits with NaN or +infinity. */
 di_status di_logprobs_of(di_sampler *sm, const float *logits, int64_t n_vocab, int32_t token, int32_t n_top,
                          float *logprob, di_logprob *top, di_error *err);
+
+/* ---- sampling on a device -----------------------------------------------------------------------------------------
+ *
+ * Rows and their lists for the operation sample_rows (backend/ops.h), in one block of memory that is uploaded as it is:
+ * the rows, then the words. */
+
+typedef struct di_sample_pack {
+    uint8_t *memory; /* owned */
+    size_t cap;
+    int64_t n_vocab;
+    int32_t rows_max, n_rows, n_words, n_changed;
+    int64_t n_top; /* entries behind the last row's */
+    /* Lists that rows of one sequence share: those of the last row that had one, and whose they are. */
+    const di_sampling *bias_of, *forbid_of, *counted_by;
+    const di_history *history_of;
+    int32_t bias_at, n_bias, forbid_at, n_forbid, history_at, n_history;
+} di_sample_pack; /* zeroed storage is valid */
+
+/* How a row's token is chosen where not by noise: what `choose` of di_sample_args does on the host. */
+typedef struct di_sample_how {
+    di_sample_rule rule; /* DI_SAMPLE_DRAW or DI_SAMPLE_TEST */
+    double u, u_test;
+    int32_t draft;
+    const float *ln_q; /* device memory, as is ln_p */
+    float *ln_p;
+} di_sample_how;
+
+void di_sample_pack_deinit(di_sample_pack *pack);
+/* Begins anew, for at most rows_max rows. */
+di_status di_sample_pack_begin(di_sample_pack *pack, int32_t rows_max, int64_t n_vocab, di_error *err);
+/* Appends a row that gives the token of di_sample with these arguments, of which logits, choose and ln_p are not read,
+ * top and logprob for being there alone; how NULL: by noise. top_at: its place in the operation's top. */
+di_status di_sample_pack_add(di_sample_pack *pack, const di_sample_args *a, const di_sample_how *how,
+                             int64_t logits_row, int64_t top_at, di_error *err);
+/* Appends a row of di_logprobs_of. */
+void di_sample_pack_prompt(di_sample_pack *pack, int32_t token, int32_t n_top, int64_t logits_row, int64_t top_at);
+static inline const di_sample_row *di_sample_pack_rows(const di_sample_pack *pack) {
+    return (const di_sample_row *)(const void *)pack->memory;
+}
+static inline size_t di_sample_pack_words_at(const di_sample_pack *pack) {
+    return (size_t)pack->rows_max * sizeof(di_sample_row);
+}
+static inline size_t di_sample_pack_bytes(const di_sample_pack *pack) {
+    return di_sample_pack_words_at(pack) + (size_t)pack->n_words * sizeof(uint32_t);
+}
+/* What di_sample (has_position) or di_logprobs_of would have failed with. */
+di_status di_sample_failure(int32_t status, bool has_position, uint64_t position, di_error *err);
 
 /* ---- token sets ---------------------------------------------------------------------------------------------------
  */

@@ -1,12 +1,14 @@
 /* Acceptance by rejection: the test of a draft and the draws behind it (spec.h, dspark.md 4.5, model.md 7.1).
  *
- * exp and ln are tensor's, so that a seed means the same tokens on every host. */
+ * exp and ln are tensor's, so that a seed means the same tokens on every host. Weights are added as integers, so that
+ * it means the same where many threads add them, in any order. */
 #include "spec.h"
 #include "tensor/math_inline.h"
 #include "tensor/tensor.h"
 
 #define GOLDEN 0x9E3779B97F4A7C15u
 #define ROW_STRIDE 10000019u
+#define UNIT 0x1p52
 #define PENALTY 5e-5f /* on the draft's ln q: keeps the residual from vanishing by rounding where p = q */
 
 double di_spec_uniform(uint64_t seed, int32_t position, di_spec_case which) {
@@ -40,29 +42,35 @@ static void weigh(const float *p, const float *ln_q, int64_t at, int n, float *o
     }
 }
 
-static double total_of(const float *p, const float *ln_q, int64_t n) {
+/* A weight in units of 2^-52, cut: exact from 2^-28 on. */
+static inline uint64_t units_of(float weight) {
+    return (uint64_t)(int64_t)((double)weight * UNIT);
+}
+
+static uint64_t total_of(const float *p, const float *ln_q, int64_t n) {
     float weights[BLOCK];
-    double sum = 0;
+    uint64_t sum = 0;
     for (int64_t at = 0; at < n; at += BLOCK) {
         int count = (int)DI_MIN(n - at, BLOCK);
         weigh(p, ln_q, at, count, weights);
         for (int i = 0; i < count; i++)
-            sum += (double)weights[i];
+            sum += units_of(weights[i]);
     }
     return sum;
 }
 
 static int32_t pick(const float *p, const float *ln_q, int64_t n, double mark) {
     float weights[BLOCK];
-    double sum = 0;
+    uint64_t sum = 0;
     int32_t last = -1; /* with a weight: what is left where rounding puts the mark at the total */
     for (int64_t at = 0; at < n; at += BLOCK) {
         int count = (int)DI_MIN(n - at, BLOCK);
         weigh(p, ln_q, at, count, weights);
         for (int i = 0; i < count; i++) {
-            sum += (double)weights[i];
-            last = weights[i] > 0 ? (int32_t)(at + i) : last;
-            if (sum > mark)
+            uint64_t units = units_of(weights[i]);
+            sum += units;
+            last = units > 0 ? (int32_t)(at + i) : last;
+            if ((double)sum > mark)
                 return (int32_t)(at + i);
         }
     }
@@ -70,15 +78,15 @@ static int32_t pick(const float *p, const float *ln_q, int64_t n, double mark) {
 }
 
 int32_t di_spec_draw(const float *p, int64_t n, double u) {
-    return pick(p, NULL, n, u * total_of(p, NULL, n));
+    return pick(p, NULL, n, u * (double)total_of(p, NULL, n));
 }
 
 int32_t di_spec_redraw(const float *p, const float *ln_q, int64_t n, double u, double *residual) {
-    double total = total_of(p, ln_q, n);
+    uint64_t total = total_of(p, ln_q, n);
     if (residual)
-        *residual = total;
+        *residual = (double)total / UNIT;
     if (total > 0)
-        return pick(p, ln_q, n, u * total);
+        return pick(p, ln_q, n, u * (double)total);
     int32_t best = -1;
     for (int64_t i = 0; i < n; i++)
         if (p[i] > 0 && (best < 0 || p[i] > p[best]))
@@ -87,7 +95,7 @@ int32_t di_spec_redraw(const float *p, const float *ln_q, int64_t n, double u, d
 }
 
 double di_spec_distance(const float *p, const float *ln_q, int64_t n) {
-    return total_of(p, ln_q, n);
+    return (double)total_of(p, ln_q, n) / UNIT;
 }
 
 bool di_spec_row_token(const di_spec_row *r, int32_t *token) {

@@ -310,7 +310,8 @@ di_status di_spec_store_save(const char *dir, const uint8_t key[DI_SPEC_KEY_BYTE
 /* ---- acceptance by rejection --------------------------------------------------------------------------------------
  *
  * dspark.md 4.5, with uniforms of model.md 7.1. p is the target's processed distribution, q the draft's. Tokens that a
- * filter removed have p = 0 and ln q = -infinity. Sums are over rising ids in double. Any thread. */
+ * filter removed have p = 0 and ln q = -infinity. Weights, below 1024, are added as integers in units of 2^-52 (cut),
+ * so that no order of adding matters. Any thread. */
 
 typedef enum di_spec_case { DI_SPEC_DRAW = 0, DI_SPEC_REDRAW = 1, DI_SPEC_TEST = 2 } di_spec_case;
 

@@ -1,5 +1,6 @@
 /* Drafts in the engine's core, on a model that checks what it is given: the distribution under rejection, every policy,
- * steps that are measured before the first request, what is kept of them between runs, constraints. */
+ * rows that are drawn on the device, steps that are measured before the first request, what is kept of them between
+ * runs, constraints. */
 #include <math.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -19,14 +20,20 @@ static di_core_options options_of(int32_t n_drafts, di_spec_policy policy) {
                              .draft_policy = policy};
 }
 
-static bench *open_drafting(const di_core_options *o, int quality) {
+/* draws: by the operation sample_rows, as a device has it. */
+static bench *open_drawing(const di_core_options *o, int quality, bool draws) {
     bench *b = calloc(1, sizeof *b);
     assert_non_null(b);
     sim_open(&b->m, 1);
+    b->m.draws = draws;
     b->m.has_drafts = true;
     b->m.draft_quality = quality;
     b->core = sim_core(&b->m, o);
     return b;
+}
+
+static bench *open_drafting(const di_core_options *o, int quality) {
+    return open_drawing(o, quality, false);
 }
 
 /* ---- rejection ----------------------------------------------------------------------------------------------------
@@ -174,6 +181,75 @@ static void rejection_without_chance_is_the_same(void **state) {
             call_check_alone(&b->calls[i]);
         assert_true(core_stats(b->core).accepted_tokens > 0);
         bench_close(b);
+    }
+}
+
+/* ---- drawn on the device ------------------------------------------------------------------------------------------
+ */
+
+enum { DRAWN_CALLS = 8 };
+
+/* Requests of every kind, by the host or by sample_rows: filters, penalties, bias, a minimum, a constraint, forks. */
+static void draw_calls(const di_core_options *o, bool draws, const toy_grammar *g, call_sample *out,
+                       di_core_stats *stats) {
+    static const int32_t bias_ids[] = {9, 3, 9, 40};
+    static const float bias_values[] = {2, -1, 0.5f, 3};
+    bench *b = open_drawing(o, 5, draws);
+    for (int i = 0; i < DRAWN_CALLS; i++) {
+        call *c = &b->calls[i];
+        call_make_drawn(c, 20 + 30 * i, 50, (uint64_t)i, i == 5 ? 3 : 1);
+        di_sampling *s = &c->sub.sampling;
+        s->n_logprobs = i % 3;
+        s->logprobs_processed = i % 2;
+        s->top_p = i % 4 == 1 ? 0.7 : 1;
+        s->min_p = i % 4 == 2 ? 0.05 : 0;
+        s->frequency_penalty = i % 4 == 3 ? 0.5 : 0;
+        s->repetition_penalty = i == 3 ? 1.3 : 1;
+        s->n_bias = i == 6 ? DI_COUNT(bias_ids) : 0;
+        s->bias_ids = bias_ids;
+        s->bias_values = bias_values;
+        s->ignore_eos = false;
+        s->min_tokens = i == 7 ? 30 : 0;
+        c->sub.constraint = i == 4 ? &g->source : NULL;
+        s->temperature = i == 2 ? 0 : 0.9;
+        call_start(b->core, c);
+    }
+    core_run(b->core);
+    for (int i = 0; i < DRAWN_CALLS; i++) {
+        assert_int_not_equal(b->calls[i].samples[0].finish, DI_FINISH_ERROR);
+        out[i] = b->calls[i].samples[0];
+    }
+    out[DRAWN_CALLS] = b->calls[5].samples[2];
+    *stats = core_stats(b->core);
+    assert_true((b->m.n_drawn > 0) == draws);
+    bench_close(b);
+}
+
+/* Tokens, their log-probabilities and what held are the same, by either way of accepting drafts. */
+static void drawing_on_the_device_is_the_same(void **state) {
+    (void)state;
+    toy_grammar g;
+    toy_init(&g, SIM_VOCAB, SIM_EOS, 1);
+    uint32_t blacklist[SIM_VOCAB / 32 + 1] = {1u << 11 | 1u << 30};
+    for (int mode = 0; mode < 4; mode++) {
+        di_core_options o = options_of(mode % 2 ? 4 : 0, DI_SPEC_FIXED);
+        o.accept = mode / 2 ? DI_SPEC_REJECTION : DI_SPEC_COUPLED;
+        o.blacklist = blacklist;
+        o.n_blocks = 6; /* some lose their memory, and with it what drafts were drawn from */
+        o.is_sync = true;
+        call_sample(*samples)[DRAWN_CALLS + 1] = calloc(2, sizeof *samples);
+        assert_non_null(samples);
+        di_core_stats stats[2];
+        for (int draws = 0; draws < 2; draws++)
+            draw_calls(&o, draws, &g, samples[draws], &stats[draws]);
+        for (int i = 0; i <= DRAWN_CALLS; i++)
+            sample_check_same(&samples[1][i], &samples[0][i]);
+        assert_int_equal(stats[1].accepted_tokens, stats[0].accepted_tokens);
+        assert_int_equal(stats[1].draft_tokens, stats[0].draft_tokens);
+        assert_true(stats[1].expected_sum == stats[0].expected_sum && stats[1].bound_sum == stats[0].bound_sum);
+        assert_true(mode % 2 == 0 || stats[0].accepted_tokens > 0);
+        assert_true(mode != 3 || stats[0].n_tested > 0);
+        free(samples);
     }
 }
 
@@ -388,6 +464,7 @@ static void an_end_mark_ends_what_is_constrained(void **state) {
 
 DI_TEST_GROUP(core_rejection, cmocka_unit_test(rejection_keeps_the_distribution),
               cmocka_unit_test(rejection_without_chance_is_the_same));
+DI_TEST_GROUP(core_drawing, cmocka_unit_test(drawing_on_the_device_is_the_same));
 DI_TEST_GROUP(core_step_times, cmocka_unit_test(measuring_leaves_nothing_behind),
               cmocka_unit_test(a_table_may_be_too_short), cmocka_unit_test(step_times_outlive_an_engine));
 DI_TEST_GROUP(core_constraint, cmocka_unit_test(certain_tokens_come_along), cmocka_unit_test(a_constraint_fails_alone),

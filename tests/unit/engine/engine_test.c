@@ -2,6 +2,7 @@
  * may allocate. Each test has an engine of its own; the model is loaded once for each set of options. */
 #include <float.h>
 
+#include "accelerator.h"
 #include "engine/engine.h"
 #include "golden.h"
 #include "harness.h"
@@ -16,7 +17,7 @@ typedef struct rig {
 
 static di_load_options rig_options(void) {
     return (di_load_options){.dir = di_test_source("models/tiny"),
-                             .backend = "cpu",
+                             .backend = di_test_backend(),
                              .threads = 2,
                              .seqs_max = 4,
                              .batch_tokens_max = 256,

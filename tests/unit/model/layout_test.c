@@ -114,7 +114,7 @@ static void weight_map_covers_the_model_that_ships(void **state) {
     di_test_ok(di_checkpoint_open(&ckpt, dir, &c, NULL, &err), &err);
     di_arena arena = {0};
     di_weights w;
-    di_test_ok(di_weights_bind(&w, &c, ckpt, true, &arena, &err), &err);
+    di_test_ok(di_weights_bind(&w, &c, ckpt, NULL, true, &arena, &err), &err);
 
     assert_ptr_equal(w.embed.data, di_checkpoint_find(ckpt, "embed.weight")->data);
     assert_true(w.embed.dtype == DI_BF16 && w.embed.n_out == 6144 && w.embed.n_in == 256 && !w.embed.scale);
@@ -149,7 +149,7 @@ static void weight_map_covers_the_model_that_ships(void **state) {
     assert_ptr_equal(w.draft_norm, di_checkpoint_find(ckpt, "mtp.1.norm.weight")->data);
     assert_true(w.confidence.n_out == 1 && w.confidence.n_in == 256 + 64);
 
-    di_test_ok(di_weights_bind(&w, &c, ckpt, false, &arena, &err), &err);
+    di_test_ok(di_weights_bind(&w, &c, ckpt, NULL, false, &arena, &err), &err);
     assert_null(w.main_proj.data);
     assert_null(w.blocks[8].attn_norm);
     di_arena_deinit(&arena);

@@ -1,0 +1,190 @@
+/* Recorded forwards: a backend that records the CPU's operations and plays them again, as a GPU's graphs do, with their
+ * arguments as they were. What comes out of a batch that was filled up and played has the bits of the plain run, and so
+ * have pages and rings: so shape alone decides which recording serves, and the rows that fill up leave no trace. */
+#include "harness.h"
+#include "model/model_internal.h"
+#include "rig.h"
+
+enum { SEQS = 35, PROMPT = 9, STEPS = 6, CALLS_MAX = 4096, CALL_BYTES = 512 };
+
+/* A call: which operation, its arguments, and the rows that they point to. */
+typedef struct call {
+    di_status (*run)(di_stream *stream, void *args);
+    union {
+        max_align_t align;
+        uint8_t bytes[CALL_BYTES];
+    } args;
+    di_rows rows;
+    bool has_rows;
+} call;
+
+struct di_graph {
+    call *calls;
+    int n_calls;
+};
+
+static const di_backend *cpu;
+static di_graph *recorder; /* NULL: not recording */
+static int n_launched;
+
+/* Operations that have rows, each in the first field of its arguments. */
+#define HAS_ROWS(f)                                                                                                    \
+    (strcmp(#f, "ring_store") == 0 || strcmp(#f, "compress_pool") == 0 || strcmp(#f, "page_store") == 0 ||             \
+     strcmp(#f, "index_select") == 0 || strcmp(#f, "attention") == 0)
+
+#define OP(f)                                                                                                          \
+    static di_status play_##f(di_stream *stream, void *args) {                                                         \
+        return cpu->ops->f(stream, args);                                                                              \
+    }                                                                                                                  \
+    static di_status note_##f(di_stream *stream, const di_##f##_args *args) {                                          \
+        if (!recorder)                                                                                                 \
+            return cpu->ops->f(stream, args);                                                                          \
+        _Static_assert(sizeof *args <= CALL_BYTES, "room for the arguments");                                          \
+        assert_true(recorder->n_calls < CALLS_MAX);                                                                    \
+        call *c = &recorder->calls[recorder->n_calls++];                                                               \
+        c->run = play_##f;                                                                                             \
+        memcpy(c->args.bytes, args, sizeof *args);                                                                     \
+        c->has_rows = HAS_ROWS(f);                                                                                     \
+        if (c->has_rows)                                                                                               \
+            memcpy(&c->rows, *(const di_rows *const *)(const void *)args, sizeof c->rows);                             \
+        return DI_OK;                                                                                                  \
+    }
+DI_OPS_LIST(OP)
+
+static di_status begin(di_stream *stream, di_error *err) {
+    (void)stream, (void)err;
+    assert_null(recorder);
+    recorder = calloc(1, sizeof *recorder);
+    assert_non_null(recorder);
+    recorder->calls = calloc(CALLS_MAX, sizeof *recorder->calls);
+    assert_non_null(recorder->calls);
+    return DI_OK;
+}
+
+static di_status end(di_stream *stream, di_graph **out, di_error *err) {
+    (void)stream, (void)err;
+    *out = recorder;
+    recorder = NULL;
+    return DI_OK;
+}
+
+static di_status launch(di_stream *stream, di_graph *graph, di_error *err) {
+    (void)err;
+    n_launched++;
+    for (int i = 0; i < graph->n_calls; i++) {
+        call c = graph->calls[i];
+        const di_rows *rows = &c.rows;
+        if (c.has_rows)
+            memcpy(c.args.bytes, &rows, sizeof rows);
+        di_status st = c.run(stream, c.args.bytes);
+        if (st)
+            return st;
+    }
+    return DI_OK;
+}
+
+static void destroy(di_graph *graph) {
+    free(graph->calls);
+    free(graph);
+}
+
+static di_seq_rows decode_row(const rig *r, int seq, const int32_t *tokens, int64_t pos) {
+    return (di_seq_rows){.tokens = tokens,
+                         .pos0 = pos,
+                         .n_rows = 1,
+                         .n_logits = 1,
+                         .slot = seq,
+                         .blocks = r->blocks + seq * r->blocks_per_seq,
+                         .n_blocks = r->blocks_per_seq};
+}
+
+/* Prefills every sequence, then decodes n of them for a few steps; logits of all steps go to out [STEPS, SEQS, V]. */
+static void decode(rig *r, int32_t *tokens, int n, float *out) {
+    size_t v = (size_t)r->config.vocab;
+    rig_reset(r);
+    for (int seq = 0; seq < SEQS; seq++)
+        rig_prefill(r, seq, tokens + seq, PROMPT + seq % 3, 0, 0);
+    for (int step = 0; step < STEPS; step++) {
+        di_seq_rows rows[SEQS];
+        for (int i = 0; i < n; i++)
+            rows[i] = decode_row(r, n - 1 - i, tokens + n - 1 - i, PROMPT + (n - 1 - i) % 3 + step);
+        memcpy(out + (size_t)step * SEQS * v, rig_forward(r, rows, n), (size_t)n * v * sizeof *out);
+    }
+}
+
+static void check(di_numerics numerics) {
+    rig r;
+    rig_options opt = {.dir = di_test_source("models/tiny"),
+                       .numerics = numerics,
+                       .threads = 2,
+                       .n_seqs = SEQS,
+                       .tokens_max = 256,
+                       .rows_max = 64,
+                       .logits_max = 64};
+    opt.token_map = rig_token_map(&opt.n_token_map);
+    rig_open(&r, &opt);
+    di_backend plain = r.backend;
+    cpu = &plain;
+    di_ops ops = *plain.ops;
+#define NOTE(f) ops.f = note_##f;
+    DI_OPS_LIST(NOTE)
+    di_device_ops device = *plain.device;
+    device.graph_begin = begin;
+    device.graph_end = end;
+    device.graph_launch = launch;
+    device.graph_destroy = destroy;
+
+    size_t n_bytes = (size_t)STEPS * SEQS * (size_t)r.config.vocab * sizeof(float);
+    size_t page_bytes = r.plan.page_bytes * (size_t)(SEQS * r.blocks_per_seq), slot_bytes = r.plan.slot_bytes * SEQS;
+    float *want = calloc(1, n_bytes), *got = calloc(1, n_bytes);
+    uint8_t *pages = malloc(page_bytes), *slots = malloc(slot_bytes);
+    assert_true(want && got && pages && slots);
+    int32_t tokens[SEQS + 64];
+    for (int i = 0; i < SEQS + 64; i++)
+        tokens[i] = 300 + (int32_t)(di_mix64((uint64_t)i) % 5000);
+    /* 3 rows stay as they are, 35 are filled up to 40. */
+    const int counts[] = {3, SEQS};
+    for (size_t k = 0; k < DI_COUNT(counts); k++) {
+        memset(want, 0, n_bytes);
+        memset(got, 0, n_bytes);
+        decode(&r, tokens, counts[k], want);
+        memcpy(pages, r.pages, page_bytes);
+        memcpy(slots, r.slots, slot_bytes);
+        di_forward *first = r.fw;
+        di_error err = {0};
+        di_backend recording = {.device = &device, .ops = &ops};
+        di_model *model;
+        di_model_options mo = {.backend = &recording,
+                               .device = r.device,
+                               .numerics = numerics,
+                               .rows_max = opt.rows_max,
+                               .seqs_max = opt.n_seqs,
+                               .tokens_max = opt.tokens_max,
+                               .logits_max = opt.logits_max,
+                               .with_draft = true,
+                               .token_map = opt.token_map,
+                               .n_token_map = opt.n_token_map};
+        di_test_ok(di_model_create(&model, &r.config, r.ckpt, &mo, &err), &err);
+        di_test_ok(di_forward_create(&r.fw, model, &err), &err);
+        n_launched = 0;
+        decode(&r, tokens, counts[k], got);
+        assert_true(n_launched >= STEPS - 1); /* all but the first of a shape */
+        assert_memory_equal(got, want, n_bytes);
+        assert_memory_equal(r.pages, pages, page_bytes);
+        assert_memory_equal(r.slots, slots, slot_bytes);
+        di_forward_destroy(r.fw);
+        di_model_destroy(model);
+        r.fw = first;
+    }
+    free(want), free(got), free(pages), free(slots);
+    rig_close(&r);
+}
+
+static void recorded_batches_have_the_same_bits(void **state) {
+    (void)state;
+    rig_needs_cpu();
+    check(DI_NUMERICS_FAITHFUL);
+    check(DI_NUMERICS_EXACT);
+}
+
+DI_TEST_GROUP(recording, cmocka_unit_test(recorded_batches_have_the_same_bits));
