@@ -28,6 +28,8 @@ typedef struct sim {
     int64_t n_forwards;
     int32_t n_seqs_last, rows_last; /* of the last forward */
     bool draws;                     /* set before sim_core: rows are drawn by the operation sample_rows */
+    bool follows;                   /* likewise, with draws: forwards may be fed from draws before them */
+    int64_t n_fed;                  /* rows that were */
     int64_t n_drawn;                /* by it */
     /* the drafting round */
     bool has_drafts;                          /* set before sim_core: there is a draft module */
@@ -72,6 +74,11 @@ static inline uint64_t *sim_taps(const di_batch *batch, const di_seq_rows *q) {
     return (uint64_t *)(void *)(batch->taps + (size_t)q->tap_slot * SIM_RING * sizeof(uint64_t));
 }
 
+/* The token at a position that the sequence has, or that the draw before this forward gives. */
+static inline int32_t sim_token(const di_batch *batch, const di_seq_rows *q, int64_t p) {
+    return batch->fed && q->fed_from >= 0 && p == q->pos0 ? batch->fed[q->fed_from] : q->tokens[p];
+}
+
 static inline void sim_seq(sim *m, const di_batch *batch, const di_seq_rows *q, float **out) {
     uint64_t *ring = sim_ring(batch->slots, q->slot), *draft = ring + SIM_RING;
     uint64_t v = 0x1234;
@@ -79,11 +86,15 @@ static inline void sim_seq(sim *m, const di_batch *batch, const di_seq_rows *q, 
     bool is_lost = false;
     if (q->pos0 > 0 && q->pos0 < m->units_end) {
         int64_t p = q->pos0;
-        sim_check(q->tokens[p] != m->unit_token || q->tokens[p - 1] != m->unit_token);
+        sim_check(sim_token(batch, q, p) != m->unit_token || q->tokens[p - 1] != m->unit_token);
     }
+    bool is_fed = batch->fed && q->fed_from >= 0;
+    m->n_fed += is_fed;
     for (int64_t p = 0; p < end; p++) {
-        sim_check(q->tokens[p] >= 0 && q->tokens[p] < SIM_VOCAB);
-        v = sim_value(v, q->tokens[p]) ^ (is_lost ? 0x5555 : 0);
+        int32_t token = sim_token(batch, q, p);
+        sim_check(!is_fed || (q->n_rows == 1 && q->n_logits == 1));
+        sim_check(token >= 0 && token < SIM_VOCAB);
+        v = sim_value(v, token) ^ (is_lost ? 0x5555 : 0);
         uint64_t *page = (uint64_t *)(void *)(batch->pages + (size_t)q->blocks[p / DI_PAGE_TOKENS] * DI_PAGE_TOKENS *
                                                                  sizeof(uint64_t)) +
                          p % DI_PAGE_TOKENS;
@@ -119,7 +130,7 @@ static inline void sim_seq(sim *m, const di_batch *batch, const di_seq_rows *q, 
             continue;
         sim_check(q->valid_start == 0 || p >= q->valid_start + SIM_SPAN);
         sim_logits(v, *out);
-        if (is_lost || (m->nan_token && q->tokens[p] == m->nan_token))
+        if (is_lost || (m->nan_token && token == m->nan_token))
             (*out)[SIM_VOCAB / 2] = NAN;
         *out += SIM_VOCAB;
     }
@@ -222,6 +233,11 @@ static inline di_status sim_sample(void *self, const di_sample_rows_args *args, 
     return DI_OK;
 }
 
+static inline di_status sim_wait(void *self, di_error *err) {
+    (void)self, (void)err;
+    return DI_OK;
+}
+
 static inline void sim_open(sim *m, int threads) {
     di_error err = {0};
     *m = (sim){0};
@@ -239,6 +255,10 @@ static inline void sim_close(sim *m) {
 
 static inline di_core *sim_core(sim *m, const di_core_options *options) {
     di_executor executor = {.self = m, .forward = sim_forward, .sample = m->draws ? sim_sample : NULL};
+    if (m->draws && m->follows) { /* everything that is put on its stream is done at once */
+        executor.launch = sim_forward;
+        executor.wait = sim_wait;
+    }
     if (m->has_drafts) {
         executor.draft_begin = sim_draft_begin;
         executor.draft_next = sim_draft_next;

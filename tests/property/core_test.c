@@ -164,7 +164,7 @@ static di_core_options random_options(uint64_t *rng, size_t *prompt_max) {
 
 /* What all runs together went through: traffic that misses one of these shows nothing about it. */
 static di_core_stats total;
-static int64_t n_put_off, n_caught_up, n_drawn;
+static int64_t n_put_off, n_caught_up, n_drawn, n_fed;
 
 static void add_total(const di_core_stats *s) {
     total.n_finished += s->n_finished;
@@ -191,7 +191,7 @@ static void traffic_went_through_everything(void **state) {
     assert_true(total.cached_tokens > 0 && total.recomputed_tokens > 0 && total.cache_hits > 0);
     assert_true(total.cache_evicted_blocks > 0 && total.cache_evicted_snapshots > 0 && total.snapshots > 0);
     assert_true(total.accepted_tokens > 0 && total.draft_tokens > total.accepted_tokens);
-    assert_true(n_put_off > n_caught_up && n_caught_up > 0 && n_drawn > 0);
+    assert_true(n_put_off > n_caught_up && n_caught_up > 0 && n_drawn > 0 && n_fed > 0);
     print_message("drafts verified %lld, accepted %lld\n", (long long)total.draft_tokens,
                   (long long)total.accepted_tokens);
     print_message("samples %lld, preempted %lld, forked %lld, cached tokens %lld, run again %lld\n",
@@ -219,6 +219,7 @@ DI_PROPERTY(every_sample_is_what_it_is_alone, 150) {
     sim_open(&m_alone, 1);
     /* Rows drawn by the operation, as a device has it, and those drawn on the host are the same. */
     m.draws = di_test_random(&rng) % 2;
+    m.follows = di_test_random(&rng) % 4 != 0;
     di_core *core = sim_core(&m, &o), *alone = sim_core(&m_alone, &all);
     request *requests = calloc(REQUESTS_MAX, sizeof *requests);
     assert_non_null(requests);
@@ -268,6 +269,7 @@ DI_PROPERTY(every_sample_is_what_it_is_alone, 150) {
     n_put_off += m.n_put_off;
     n_caught_up += m.n_caught_up;
     n_drawn += m.n_drawn;
+    n_fed += m.n_fed;
     di_core_destroy(core);
     di_core_destroy(alone);
     sim_close(&m);
