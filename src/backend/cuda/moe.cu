@@ -1,0 +1,840 @@
+/* Mixture of experts: the router, the order of pairs, the portable product kernels, the table of experts.
+ *
+ * The router's logits have the reference's bits, so that the choice of experts is the same: products of a group of 32
+ * inputs by one thread, groups added in order; with many rows a tile of rows and experts, each output by one thread.
+ * Choices are sorted by expert on the device (moe.cuh). The portable products take tiles of 8 pairs and 32 columns, one
+ * output a thread, inputs in order; the activation between the matrices goes through QA when the 32 columns of a tile
+ * are there. Sums over a row's experts are a last, small kernel.
+ *
+ * Source: model.md 3.10; sums in the order of ops.h. */
+#include "moe.cuh"
+
+#include "rows.cuh"
+
+/* ---- the table of experts ---------------------------------------------------------------------------------------- */
+
+static di_status expert_check(const di_expert *e, const di_expert *like, bool is_same_format, const char *who,
+                              int32_t i, di_error *err) {
+    const di_mat *m[3] = {&e->w1, &e->w3, &e->w2}, *l[3] = {&like->w1, &like->w3, &like->w2};
+    static const char *const names[3] = {"w1", "w3", "w2"};
+    for (int j = 0; j < 3; j++) {
+        if (!di_cuda_is_mat(m[j]) || m[j]->n_out != l[j]->n_out || m[j]->n_in != l[j]->n_in ||
+            (is_same_format && m[j]->dtype != l[j]->dtype))
+            return di_fail(err, DI_ERR_SHAPE, "nvidia: %s expert %d, '%s': %s [%lld,%lld], expected %s [%lld,%lld]",
+                           who, (int)i, names[j], di_dtype_name(m[j]->dtype), (long long)m[j]->n_out,
+                           (long long)m[j]->n_in, is_same_format ? di_dtype_name(l[j]->dtype) : "a matrix",
+                           (long long)l[j]->n_out, (long long)l[j]->n_in);
+    }
+    if (m[0]->n_out != m[1]->n_out || m[0]->n_in != m[1]->n_in || m[2]->n_in != m[0]->n_out ||
+        m[2]->n_out != m[0]->n_in)
+        return di_fail(err, DI_ERR_SHAPE, "nvidia: %s expert %d: its matrices don't fit together", who, (int)i);
+    return DI_OK;
+}
+
+/* Kernels rely on what is checked here: all routed experts have one shape and format, the shared one the same shape. */
+di_status di_cuda_experts_place(di_device *dev, const di_expert *experts, int32_t n, const di_expert *shared,
+                                void **out, di_error *err) {
+    *out = NULL;
+    if (n < 0 || (n > 0 && !experts) || n > DI_MOE_EXPERTS_MAX)
+        return di_fail(err, DI_ERR_SHAPE, "nvidia: %d experts, expected 0 to %d", (int)n, DI_MOE_EXPERTS_MAX);
+    if (!n && !shared)
+        return DI_OK;
+    const di_expert *like = n ? &experts[0] : shared;
+    di_status st = DI_OK;
+    for (int32_t i = 0; i < n && !st; i++)
+        st = expert_check(&experts[i], like, true, "routed", i, err);
+    if (shared && !st)
+        st = expert_check(shared, like, false, "shared", 0, err);
+    if (st)
+        return st;
+    size_t n_bytes = (size_t)(n + 1) * sizeof(di_expert);
+    di_expert *host = (di_expert *)calloc((size_t)n + 1, sizeof *host);
+    if (!host)
+        return di_fail(err, DI_ERR_MEMORY, "nvidia: no memory for a table of experts");
+    if (n)
+        memcpy(host, experts, (size_t)n * sizeof *host);
+    if (shared)
+        host[n] = *shared;
+    void *p = NULL;
+    st = di_cuda_check(cudaSetDevice(dev->ordinal), err, "choosing the device");
+    if (!st)
+        st = di_cuda_check(cudaMalloc(&p, n_bytes), err, "a table of experts");
+    if (!st)
+        st = di_cuda_check(cudaMemcpy(p, host, n_bytes, cudaMemcpyHostToDevice), err, "copying a table of experts");
+    free(host);
+    if (st)
+        (void)cudaFree(p);
+    else
+        *out = p;
+    return st;
+}
+
+/* ---- router: logits, few rows ------------------------------------------------------------------------------------
+ * A block is one expert and up to 8 rows; a thread takes groups of 32 inputs, whose weights it holds for all rows. */
+
+enum { ROUTE_ROWS = 8, ROUTE_TILED_FROM = 512 /* rows from which tiles win */ };
+
+/* Group sums of bf16 rows: the product of two bf16 values is exact, so a fused step gives the bits of two. */
+__device__ static inline float group_bf16(const uint4 (&w)[4], const uint4 *x) {
+    float even = 0.0f, odd = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint4 q = x[i];
+        const uint32_t a[4] = {q.x, q.y, q.z, q.w}, b[4] = {w[i].x, w[i].y, w[i].z, w[i].w};
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            even = __fmaf_rn(__uint_as_float(a[j] << 16), __uint_as_float(b[j] << 16), even);
+            odd = __fmaf_rn(__uint_as_float(a[j] & 0xFFFF0000u), __uint_as_float(b[j] & 0xFFFF0000u), odd);
+        }
+    }
+    return __fadd_rn(even, odd);
+}
+
+/* IS_BF16: both are, in whole groups that start on 16 bytes. n_sums: groups, rounded up to a multiple of 4. */
+template <bool IS_BF16>
+__global__ void __launch_bounds__(256)
+    logits_few(di_act x, di_mat gate, int32_t n_groups, int32_t n_sums, float *logits) {
+    DI_DYN_SHARED(float, sums); /* [rows, n_sums] */
+    int64_t e = blockIdx.x, row0 = (int64_t)blockIdx.y * ROUTE_ROWS;
+    int rows = (int)DI_MIN(x.n_rows - row0, (int64_t)ROUTE_ROWS);
+    for (int g = (int)threadIdx.x; g < n_groups; g += (int)blockDim.x) {
+        if (IS_BF16) {
+            const uint4 *at = (const uint4 *)((const uint16_t *)gate.data + e * gate.n_in + 32 * (int64_t)g);
+            const uint4 w[4] = {__ldg(at), __ldg(at + 1), __ldg(at + 2), __ldg(at + 3)};
+            for (int r = 0; r < rows; r++)
+                sums[r * n_sums + g] =
+                    group_bf16(w, (const uint4 *)((const uint16_t *)x.data + (row0 + r) * x.stride + 32 * (int64_t)g));
+        } else {
+            for (int r = 0; r < rows; r++)
+                sums[r * n_sums + g] =
+                    cu_dot_group([&](int64_t i) { return cu_act_load(x, row0 + r, i); },
+                                 [&](int64_t i) { return cu_mat_load(gate, e, i); }, 32 * (int64_t)g, x.n_cols);
+        }
+    }
+    __syncthreads();
+    if ((int)threadIdx.x < rows)
+        logits[(row0 + threadIdx.x) * gate.n_out + e] = cu_ordered_sum(sums + threadIdx.x * n_sums, n_groups);
+}
+
+/* ---- router: logits, many rows -----------------------------------------------------------------------------------
+ * A block is 64 rows and 64 experts, 16 outputs a thread; chunks of 32 inputs pass through shared memory as floats,
+ * [input][row] and [input][expert]. */
+
+enum { ROUTE_TILE = 64, ROUTE_PITCH = ROUTE_TILE + 4 };
+
+__device__ static inline void route_stage(uint4 q, float (*s)[ROUTE_PITCH], int k, int at) {
+    const uint32_t u[4] = {q.x, q.y, q.z, q.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        s[k + 2 * i][at] = __uint_as_float(u[i] << 16);
+        s[k + 2 * i + 1][at] = __uint_as_float(u[i] & 0xFFFF0000u);
+    }
+}
+
+template <bool IS_BF16> __global__ void __launch_bounds__(256) logits_tiled(di_act x, di_mat gate, float *logits) {
+    __shared__ __align__(16) float xs[32][ROUTE_PITCH];
+    __shared__ __align__(16) float ws[32][ROUTE_PITCH];
+    int64_t e0 = (int64_t)blockIdx.x * ROUTE_TILE, row0 = (int64_t)blockIdx.y * ROUTE_TILE;
+    int at = (int)threadIdx.x % ROUTE_TILE, k = (int)threadIdx.x / ROUTE_TILE * 8; /* what this thread stages */
+    int tr = (int)threadIdx.x / 16 * 4, te = (int)threadIdx.x % 16 * 4;            /* its outputs */
+    /* Past the end the last row or expert stands in: its outputs are not stored. */
+    int64_t xr = row0 + at < x.n_rows ? row0 + at : x.n_rows - 1, we = e0 + at < gate.n_out ? e0 + at : gate.n_out - 1;
+    const uint16_t *xp = (const uint16_t *)x.data + xr * x.stride, *wp = (const uint16_t *)gate.data + we * gate.n_in;
+    float total[4][4] = {};
+    uint4 nx = make_uint4(0, 0, 0, 0), nw = nx;
+    if (IS_BF16) {
+        nx = __ldg((const uint4 *)(xp + k));
+        nw = __ldg((const uint4 *)(wp + k));
+    }
+    for (int64_t k0 = 0; k0 < x.n_cols; k0 += 32) {
+        if (IS_BF16) {
+            route_stage(nx, xs, k, at);
+            route_stage(nw, ws, k, at);
+            if (k0 + 32 < x.n_cols) {
+                nx = __ldg((const uint4 *)(xp + k0 + 32 + k));
+                nw = __ldg((const uint4 *)(wp + k0 + 32 + k));
+            }
+        } else {
+            for (int i = 0; i < 8; i++) {
+                bool is_there = k0 + k + i < x.n_cols; /* zeros change no sum */
+                xs[k + i][at] = is_there ? cu_act_load(x, xr, k0 + k + i) : 0.0f;
+                ws[k + i][at] = is_there ? cu_mat_load(gate, we, k0 + k + i) : 0.0f;
+            }
+        }
+        __syncthreads();
+        float chain[2][4][4] = {};
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            float4 p = *(const float4 *)&xs[i][tr], q = *(const float4 *)&ws[i][te];
+            const float a[4] = {p.x, p.y, p.z, p.w}, b[4] = {q.x, q.y, q.z, q.w};
+#pragma unroll
+            for (int r = 0; r < 4; r++) {
+#pragma unroll
+                for (int c = 0; c < 4; c++) {
+                    float &s = chain[i % 2][r][c];
+                    s = IS_BF16 ? __fmaf_rn(a[r], b[c], s) : __fadd_rn(s, __fmul_rn(a[r], b[c]));
+                }
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+#pragma unroll
+            for (int c = 0; c < 4; c++)
+                total[r][c] = __fadd_rn(total[r][c], __fadd_rn(chain[0][r][c], chain[1][r][c]));
+        }
+        __syncthreads();
+    }
+    for (int r = 0; r < 4; r++) {
+        for (int c = 0; c < 4; c++) {
+            if (row0 + tr + r < x.n_rows && e0 + te + c < gate.n_out)
+                logits[(row0 + tr + r) * gate.n_out + e0 + te + c] = total[r][c];
+        }
+    }
+}
+
+/* ---- router: scores and choice ----------------------------------------------------------------------------------- */
+
+/* tensor/math.c's di_exp, step by step. */
+__device__ static inline double exp_of(double x) {
+    const double shift = 0x1.8p52;
+    if (!(x <= 709.8))
+        return x != x ? x : __longlong_as_double(0x7FF0000000000000ll);
+    if (x < -745.2)
+        return 0.0;
+    double kd = (x * 0x1.71547652b82fep0 + shift) - shift;
+    double hi = x - kd * 0x1.62e42fee00000p-1, lo = kd * 0x1.a39ef35793c76p-33;
+    double r = hi - lo;
+    double lost = (hi - r) - lo;
+    double p = 1.0 / 6227020800.0;
+    p = p * r + 1.0 / 479001600.0;
+    p = p * r + 1.0 / 39916800.0;
+    p = p * r + 1.0 / 3628800.0;
+    p = p * r + 1.0 / 362880.0;
+    p = p * r + 1.0 / 40320.0;
+    p = p * r + 1.0 / 5040.0;
+    p = p * r + 1.0 / 720.0;
+    p = p * r + 1.0 / 120.0;
+    p = p * r + 1.0 / 24.0;
+    p = p * r + 1.0 / 6.0;
+    p = p * r + 0.5;
+    double y = 1.0 + (r + ((r * r) * p + lost));
+    long long k = (long long)kd;
+    double scale = __longlong_as_double((k < -1021 ? k + 100 + 1023 : k > 1023 ? 2046 : k + 1023) << 52);
+    double more = __longlong_as_double((k < -1021 ? -100 + 1023 : k > 1023 ? k : 1023) << 52);
+    return (y * scale) * more;
+}
+
+/* tensor/math.c's log_core, and di_log1p for what a router gives it: x below 2^1022. */
+__device__ static inline double log_of(double f, double k, double c) {
+    double s = f / (2.0 + f);
+    double z = s * s;
+    double p = 2.0 / 21.0;
+    p = p * z + 2.0 / 19.0;
+    p = p * z + 2.0 / 17.0;
+    p = p * z + 2.0 / 15.0;
+    p = p * z + 2.0 / 13.0;
+    p = p * z + 2.0 / 11.0;
+    p = p * z + 2.0 / 9.0;
+    p = p * z + 2.0 / 7.0;
+    p = p * z + 2.0 / 5.0;
+    p = p * z + 2.0 / 3.0;
+    double half_square = 0.5 * f * f;
+    double small = s * (half_square + p * z) + (k * 0x1.a39ef35793c76p-33 + c);
+    return k * 0x1.62e42fee00000p-1 - ((half_square - small) - f);
+}
+__device__ static inline double log1p_of(double x) {
+    const long long root_half = 0x3FE6A09E667F3BCDll; /* bits of sqrt(1/2) */
+    if (!(x >= 0.0))
+        return x; /* NaN */
+    if (x < 0x1.a827999fcef32p-2)
+        return log_of(x, 0.0, 0.0);
+    double u = 1.0 + x;
+    double lost = x < 1.0 ? x - (u - 1.0) : 1.0 - (u - x);
+    long long bits = __double_as_longlong(u) + (0x3FF0000000000000ll - root_half);
+    double k = (double)((bits >> 52) - 1023);
+    double f = __longlong_as_double((bits & 0x000FFFFFFFFFFFFFll) + root_half) - 1.0;
+    return log_of(f, k, lost / u);
+}
+
+/* sqrt(softplus(v)) */
+__device__ static inline float score_of(float v) {
+    return __fsqrt_rn(v > 20.0f ? v : (float)log1p_of(exp_of((double)v)));
+}
+
+typedef struct route_out {
+    const float *bias, *bias_vl;
+    const uint8_t *is_image;
+    int32_t n_experts, k;
+    float factor;
+    int32_t *idx;
+    float *weight;
+} route_out;
+
+/* A block is a row: every thread makes scores, the first warp picks the best k times. The key of a chosen expert
+ * becomes NaN, which no comparison wins; a NaN of the router counts as the least. */
+__global__ void __launch_bounds__(512) route_select(route_out o, const float *logits) {
+    DI_DYN_SHARED(float, score); /* [n_experts], then keys */
+    float *key = score + o.n_experts;
+    int64_t row = blockIdx.x;
+    const float *bias = o.is_image && o.is_image[row] ? o.bias_vl : o.bias;
+    for (int e = (int)threadIdx.x; e < o.n_experts; e += (int)blockDim.x) {
+        float s = score_of(logits[row * o.n_experts + e]), with_bias = __fadd_rn(s, bias[e]);
+        score[e] = s;
+        key[e] = with_bias == with_bias ? with_bias : __uint_as_float(0xFF800000u);
+    }
+    __syncthreads();
+    if (threadIdx.x >= DI_WARP)
+        return;
+    int lane = (int)threadIdx.x;
+    float sum = 0.0f, mine[DI_MOE_PER_ROW_MAX / DI_WARP] = {}; /* choice i is kept by lane i % 32 */
+    int32_t mine_idx[DI_MOE_PER_ROW_MAX / DI_WARP] = {};
+    for (int i = 0; i < o.k; i++) {
+        float best = 0.0f;
+        int best_e = o.n_experts;
+        for (int e = lane; e < o.n_experts; e += DI_WARP) {
+            if (key[e] == key[e] && (best_e == o.n_experts || key[e] > best))
+                best = key[e], best_e = e;
+        }
+        for (int step = DI_WARP / 2; step; step >>= 1) {
+            float other = __shfl_xor_sync(0xFFFFFFFFu, best, step);
+            int other_e = __shfl_xor_sync(0xFFFFFFFFu, best_e, step);
+            if (other_e < o.n_experts && (best_e == o.n_experts || other > best || (other == best && other_e < best_e)))
+                best = other, best_e = other_e;
+        }
+        if (best_e % DI_WARP == lane)
+            key[best_e] = __uint_as_float(0x7FC00000u); /* its lane alone reads it */
+        float s = score[best_e];
+        sum = __fadd_rn(sum, s);
+#pragma unroll
+        for (int j = 0; j < DI_MOE_PER_ROW_MAX / DI_WARP; j++) {
+            if (i == lane + j * DI_WARP)
+                mine[j] = s, mine_idx[j] = best_e;
+        }
+    }
+    float total = __fadd_rn(sum, 1e-20f);
+#pragma unroll
+    for (int j = 0; j < DI_MOE_PER_ROW_MAX / DI_WARP; j++) {
+        int i = lane + j * DI_WARP;
+        if (i < o.k) {
+            o.idx[row * o.k + i] = mine_idx[j];
+            o.weight[row * o.k + i] = __fmul_rn(__fdiv_rn(mine[j], total), o.factor);
+        }
+    }
+}
+
+di_status di_cuda_moe_route(di_stream *stream, const di_moe_route_args *a) {
+    const di_act *x = &a->x;
+    if (!di_cuda_is_real(x) || !di_cuda_is_mat(a->gate) || a->gate->n_in != x->n_cols || !a->bias || a->k < 1 ||
+        a->k > a->gate->n_out || a->k > DI_MOE_PER_ROW_MAX || a->gate->n_out > DI_MOE_EXPERTS_MAX ||
+        (a->is_image && !a->bias_vl))
+        return DI_ERR_SHAPE;
+    if (!x->n_rows)
+        return DI_OK;
+    const di_mat gate = *a->gate;
+    int64_t n_experts = gate.n_out, n_groups = (x->n_cols + 31) / 32, n_sums = (n_groups + 3) / 4 * 4;
+    float *logits = (float *)di_cuda_scratch(stream, (size_t)(x->n_rows * n_experts) * sizeof(float));
+    if (!logits)
+        return DI_ERR_SHAPE;
+    bool is_bf16 = x->dtype == DI_BF16 && gate.dtype == DI_BF16 && x->n_cols % 32 == 0 &&
+                   di_rows_is_aligned(x->data, 2 * x->stride, 16) && (uintptr_t)gate.data % 16 == 0;
+    if (x->n_rows < ROUTE_TILED_FROM) {
+        dim3 grid((unsigned)n_experts, (unsigned)((x->n_rows + ROUTE_ROWS - 1) / ROUTE_ROWS));
+        unsigned block = (unsigned)DI_MIN((n_groups + 31) / 32 * 32, (int64_t)256);
+        size_t smem = ROUTE_ROWS * (size_t)n_sums * sizeof(float);
+        if (is_bf16)
+            DI_LAUNCH((logits_few<true>), grid, block, smem, stream->stream, *x, gate, (int32_t)n_groups,
+                      (int32_t)n_sums, logits);
+        else
+            DI_LAUNCH((logits_few<false>), grid, block, smem, stream->stream, *x, gate, (int32_t)n_groups,
+                      (int32_t)n_sums, logits);
+    } else {
+        dim3 grid((unsigned)((n_experts + ROUTE_TILE - 1) / ROUTE_TILE),
+                  (unsigned)((x->n_rows + ROUTE_TILE - 1) / ROUTE_TILE));
+        if (is_bf16)
+            DI_LAUNCH((logits_tiled<true>), grid, 256, 0, stream->stream, *x, gate, logits);
+        else
+            DI_LAUNCH((logits_tiled<false>), grid, 256, 0, stream->stream, *x, gate, logits);
+    }
+    route_out o = {a->bias, a->bias_vl, a->is_image, (int32_t)n_experts, a->k, a->factor, a->idx, a->weight};
+    unsigned block = (unsigned)DI_MIN((n_experts + 31) / 32 * 32, (int64_t)512);
+    DI_LAUNCH((route_select), (unsigned)x->n_rows, block, 2 * (size_t)n_experts * sizeof(float), stream->stream, o,
+              logits);
+    return DI_OK;
+}
+
+/* ---- order of pairs ---------------------------------------------------------------------------------------------- */
+
+enum { ORDER_SMALL = 1024 }; /* pairs that one block sorts */
+
+static inline int64_t tiles_bound(int64_t n_pairs, int64_t n_experts, int32_t tile_rows) {
+    int64_t spread = n_experts + 1 + n_pairs / tile_rows; /* every expert's last tile may be partial */
+    return DI_MIN(n_pairs, spread);
+}
+
+size_t di_moe_order_cut(const di_moe_args *a, int64_t row0, int64_t n_rows, int32_t tile_rows, uint8_t *base,
+                        moe_order *out) {
+    int32_t per_row = a->k + (a->shared ? 1 : 0);
+    int64_t n_pairs = n_rows * per_row, n_tiles = tiles_bound(n_pairs, a->n_experts, tile_rows);
+    moe_order o = {};
+    o.table = (const di_expert *)a->table;
+    o.idx = a->idx ? a->idx + row0 * a->k : NULL;
+    o.weight = a->weight ? a->weight + row0 * a->k : NULL;
+    o.n_rows = (int32_t)n_rows;
+    o.k = a->k;
+    o.n_experts = a->n_experts;
+    o.per_row = per_row;
+    o.tile_rows = tile_rows;
+    o.tiles_max = (int32_t)n_tiles;
+    size_t total = 0;
+#define CUT(field, type, n)                                                                                            \
+    do {                                                                                                               \
+        if (base)                                                                                                      \
+            o.field = (type *)(base + total);                                                                          \
+        total += di_cuda_piece((size_t)(n) * sizeof(type));                                                            \
+    } while (0)
+    CUT(count, int32_t, a->n_experts + 1);
+    CUT(pair_row, int32_t, n_pairs);
+    CUT(pair_weight, float, n_pairs);
+    CUT(row_pairs, int32_t, n_pairs);
+    CUT(tiles, moe_tile, n_tiles);
+    CUT(head, int32_t, MOE_HEAD);
+#undef CUT
+    if (out)
+        *out = o;
+    return total;
+}
+
+/* An id out of range, which the host can't see, must not reach memory out of range. */
+__device__ static inline int32_t order_expert(const moe_order &o, int32_t i) {
+    int32_t e = o.idx[i];
+    return e < 0 ? 0 : e < o.n_experts ? e : o.n_experts - 1;
+}
+
+__device__ static inline int32_t order_tiles(const moe_order &o, int32_t n) {
+    return (n + o.tile_rows - 1) / o.tile_rows;
+}
+
+/* Tiles of an expert, as even as multiples of 8 allow. */
+__device__ static inline void order_put_tile(const moe_order &o, int32_t expert, int32_t pair0, int32_t n,
+                                             int32_t first, int32_t t) {
+    int32_t count = order_tiles(o, n), size = ((n + count - 1) / count + 7) / 8 * 8;
+    const di_expert *w = &o.table[expert];
+    moe_tile tile = {expert,
+                     pair0 + t * size,
+                     n - t * size < size ? n - t * size : size,
+                     first,
+                     count,
+                     first + t,
+                     {0, 0},
+                     {(const uint8_t *)w->w1.data, (const uint8_t *)w->w3.data, (const uint8_t *)w->w2.data},
+                     {w->w1.scale, w->w3.scale, w->w2.scale}};
+    o.tiles[first + t] = tile;
+}
+
+/* Pair i of the choices has its place: `pair`. */
+__device__ static inline void order_put_pair(const moe_order &o, int32_t i, int32_t e, int32_t pair) {
+    int32_t row = i / o.k, place = 0;
+    for (int32_t j = row * o.k; j < (row + 1) * o.k; j++) {
+        int32_t other = order_expert(o, j);
+        place += other < e || (other == e && j < i);
+    }
+    o.pair_row[pair] = row;
+    o.pair_weight[pair] = o.weight[i];
+    o.row_pairs[(int64_t)row * o.per_row + place] = pair;
+}
+__device__ static inline void order_put_shared(const moe_order &o, int32_t row) {
+    int32_t pair = o.n_rows * o.k + row;
+    o.pair_row[pair] = row;
+    o.pair_weight[pair] = 1.0f;
+    o.row_pairs[(int64_t)row * o.per_row + o.k] = pair;
+}
+
+/* Group i, by one thread. */
+__device__ static inline void order_pair_codes(const moe_pairing &p, int64_t i) {
+    const uint4 *from = (const uint4 *)(const void *)(p.from + i * 32);
+    uint4 *to = (uint4 *)(void *)(p.to + i * 32), a = __ldg(from), b = __ldg(from + 1);
+    to[0] = make_uint4(__byte_perm(a.x, a.y, 0x6420), __byte_perm(a.z, a.w, 0x6420), __byte_perm(b.x, b.y, 0x6420),
+                       __byte_perm(b.z, b.w, 0x6420));
+    to[1] = make_uint4(__byte_perm(a.x, a.y, 0x7531), __byte_perm(a.z, a.w, 0x7531), __byte_perm(b.x, b.y, 0x7531),
+                       __byte_perm(b.z, b.w, 0x7531));
+}
+
+__global__ void __launch_bounds__(256) order_pairing(moe_pairing p) {
+    int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x;
+    if (i < p.n_groups)
+        order_pair_codes(p, i);
+}
+
+/* Everything by the first block, a pair and an expert a thread: few rows. The others pair codes. */
+__global__ void __launch_bounds__(ORDER_SMALL) order_small(moe_order o, moe_pairing p) {
+    cu_grid_wait();
+    cu_grid_launch();
+    if (blockIdx.x > 0) {
+        int64_t step = (int64_t)(gridDim.x - 1) * ORDER_SMALL;
+        for (int64_t i = (blockIdx.x - 1) * (int64_t)ORDER_SMALL + threadIdx.x; i < p.n_groups; i += step)
+            order_pair_codes(p, i);
+        return;
+    }
+    __shared__ __align__(16) int32_t ids[ORDER_SMALL];
+    __shared__ int32_t count[ORDER_SMALL], first[ORDER_SMALL], warp_sums[DI_WARP];
+    int32_t t = (int32_t)threadIdx.x, n = o.n_rows * o.k, e = t < n ? order_expert(o, t) : -1;
+    int32_t shared_tiles = o.per_row > o.k ? order_tiles(o, o.n_rows) : 0;
+    ids[t] = e;
+    count[t] = 0;
+    __syncthreads();
+    int32_t rank = 0; /* among the pairs of its expert */
+    if (t < n) {
+        atomicAdd(&count[e], 1);
+        for (int32_t j = 0; j < t; j++)
+            rank += ids[j] == e;
+    }
+    __syncthreads();
+    /* Sums of pairs (low half) and tiles (high half) over the experts below. */
+    int32_t mine = t < o.n_experts ? count[t] : 0, both = mine | order_tiles(o, mine) << 16, sum = both;
+    for (int step = 1; step < DI_WARP; step <<= 1) {
+        int32_t below = __shfl_up_sync(0xFFFFFFFFu, sum, step);
+        sum += t % DI_WARP >= step ? below : 0;
+    }
+    if (t % DI_WARP == DI_WARP - 1)
+        warp_sums[t / DI_WARP] = sum;
+    __syncthreads();
+    for (int32_t w = 0; w < t / DI_WARP; w++)
+        sum += warp_sums[w];
+    sum -= both;
+    first[t] = sum & 0xFFFF;
+    __syncthreads();
+    int32_t tile0 = shared_tiles + (sum >> 16);
+    for (int32_t i = 0; i < order_tiles(o, mine); i++)
+        order_put_tile(o, t, first[t], mine, tile0, i);
+    if (t == ORDER_SMALL - 1) {
+        o.head[MOE_N_TILES] = tile0 + order_tiles(o, mine);
+    }
+    if (t < n)
+        order_put_pair(o, t, e, first[e] + rank);
+    if (o.per_row > o.k) {
+        if (t < shared_tiles)
+            order_put_tile(o, o.n_experts, n, o.n_rows, 0, t);
+        for (int32_t row = t; row < o.n_rows; row += ORDER_SMALL)
+            order_put_shared(o, row);
+    }
+}
+
+/* Many rows: a block is an expert and reads all choices, first to count its own, then to place them. */
+enum { ORDER_THREADS = 256, ORDER_EACH = 4 };
+
+__device__ static inline int32_t order_block_sum(int32_t v, int32_t *sums) {
+    for (int step = DI_WARP / 2; step; step >>= 1)
+        v += __shfl_xor_sync(0xFFFFFFFFu, v, step);
+    __syncthreads();
+    if (threadIdx.x % DI_WARP == 0)
+        sums[threadIdx.x / DI_WARP] = v;
+    __syncthreads();
+    v = 0;
+    for (int w = 0; w < ORDER_THREADS / DI_WARP; w++)
+        v += sums[w];
+    return v;
+}
+
+__global__ void __launch_bounds__(ORDER_THREADS) order_count(moe_order o) {
+    __shared__ int32_t sums[ORDER_THREADS / DI_WARP];
+    int32_t n = o.n_rows * o.k, count = 0;
+    for (int32_t i = (int32_t)threadIdx.x; i < n; i += ORDER_THREADS)
+        count += order_expert(o, i) == (int32_t)blockIdx.x;
+    count = order_block_sum(count, sums);
+    if (threadIdx.x == 0)
+        o.count[blockIdx.x] = count;
+}
+
+__global__ void __launch_bounds__(ORDER_THREADS) order_place(moe_order o) {
+    __shared__ int32_t sums[ORDER_THREADS / DI_WARP];
+    int32_t e = (int32_t)blockIdx.x, t = (int32_t)threadIdx.x, n = o.n_rows * o.k, pairs = 0, tiles = 0;
+    bool has_shared = o.per_row > o.k;
+    for (int32_t i = t; i < e; i += ORDER_THREADS) {
+        pairs += o.count[i];
+        tiles += order_tiles(o, o.count[i]);
+    }
+    pairs = order_block_sum(pairs, sums);
+    tiles = order_block_sum(tiles, sums) + (has_shared ? order_tiles(o, o.n_rows) : 0);
+    if (e == o.n_experts) {
+        if (t == 0) {
+            o.head[MOE_N_TILES] = tiles;
+        }
+        if (has_shared) {
+            for (int32_t i = t; i < order_tiles(o, o.n_rows); i += ORDER_THREADS)
+                order_put_tile(o, e, n, o.n_rows, 0, i);
+            for (int32_t row = t; row < o.n_rows; row += ORDER_THREADS)
+                order_put_shared(o, row);
+        }
+        return;
+    }
+    int32_t mine = o.count[e];
+    for (int32_t i = t; i < order_tiles(o, mine); i += ORDER_THREADS)
+        order_put_tile(o, e, pairs, mine, tiles, i);
+    /* Each thread looks at consecutive choices, so that threads in order are rows in order. */
+    for (int32_t i0 = 0; i0 < n; i0 += ORDER_THREADS * ORDER_EACH) {
+        uint32_t found = 0;
+        for (int32_t j = 0; j < ORDER_EACH; j++) {
+            int32_t i = i0 + t * ORDER_EACH + j;
+            found |= (uint32_t)(i < n && order_expert(o, i) == e) << j;
+        }
+        int32_t before = __popc(found);
+        for (int step = 1; step < DI_WARP; step <<= 1) {
+            int32_t below = __shfl_up_sync(0xFFFFFFFFu, before, step);
+            before += t % DI_WARP >= step ? below : 0;
+        }
+        __syncthreads();
+        if (t % DI_WARP == DI_WARP - 1)
+            sums[t / DI_WARP] = before;
+        __syncthreads();
+        int32_t at = pairs + before - __popc(found);
+        for (int32_t w = 0; w < ORDER_THREADS / DI_WARP; w++) {
+            at += w < t / DI_WARP ? sums[w] : 0;
+            pairs += sums[w];
+        }
+        for (int32_t j = 0; j < ORDER_EACH; j++) {
+            if (found >> j & 1)
+                order_put_pair(o, i0 + t * ORDER_EACH + j, e, at++);
+        }
+    }
+}
+
+void di_moe_order_start(const di_stream *stream, const moe_order *o, const moe_pairing *pairing) {
+    moe_pairing p = pairing ? *pairing : moe_pairing{NULL, NULL, 0};
+    if ((int64_t)o->n_rows * o->k <= ORDER_SMALL && o->n_experts < ORDER_SMALL &&
+        (int64_t)o->n_rows * o->per_row <= 2 * ORDER_SMALL) {
+        int64_t more = DI_MIN((p.n_groups + ORDER_SMALL - 1) / ORDER_SMALL, (int64_t)128);
+        DI_LAUNCH_PDL((order_small), 1 + (unsigned)more, ORDER_SMALL, 0, stream->stream, *o, p);
+        return;
+    }
+    if (p.n_groups)
+        DI_LAUNCH((order_pairing), (unsigned)((p.n_groups + 255) / 256), 256, 0, stream->stream, p);
+    if (o->n_experts)
+        DI_LAUNCH((order_count), (unsigned)o->n_experts, ORDER_THREADS, 0, stream->stream, *o);
+    DI_LAUNCH((order_place), (unsigned)o->n_experts + 1, ORDER_THREADS, 0, stream->stream, *o);
+}
+
+/* ---- sum over a row's experts ------------------------------------------------------------------------------------ */
+
+__device__ static inline void sum_store(const di_act &out, int64_t row, int64_t col, float v, bool is_rounded) {
+    cu_act_store(out, row, col, is_rounded ? cu_round_bf16(v) : v);
+}
+
+template <class T>
+__global__ void __launch_bounds__(128) sum_pairs(moe_order o, const T *y, di_act out, int64_t row0, bool is_rounded) {
+    cu_grid_wait();
+    cu_grid_launch();
+    int64_t row = blockIdx.x, col = ((int64_t)blockIdx.y * 128 + threadIdx.x) * 8;
+    if (col >= out.n_cols)
+        return;
+    const int32_t *pairs = o.row_pairs + row * o.per_row;
+    float sum[8] = {};
+    if (out.n_cols % 8 == 0) { /* rows of y start on 16 bytes */
+#pragma unroll 4
+        for (int i = 0; i < o.per_row; i++) {
+            float v[8];
+            cu_load8(y + pairs[i] * out.n_cols + col, v);
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                sum[j] = __fadd_rn(sum[j], v[j]);
+        }
+        if (out.dtype == DI_BF16 && out.stride % 8 == 0 && (uintptr_t)out.data % 16 == 0) {
+            cu_store8((uint16_t *)out.data + (row0 + row) * out.stride + col, sum);
+            return;
+        }
+    } else {
+        for (int i = 0; i < o.per_row; i++) {
+            for (int j = 0; j < 8; j++) {
+                if (col + j < out.n_cols) {
+                    T v = y[pairs[i] * out.n_cols + col + j];
+                    sum[j] = __fadd_rn(sum[j], sizeof(T) == 2 ? cu_bf16_to_f32((uint16_t)v) : (float)v);
+                }
+            }
+        }
+    }
+    for (int j = 0; j < 8; j++) {
+        if (col + j < out.n_cols)
+            sum_store(out, row0 + row, col + j, sum[j], is_rounded);
+    }
+}
+
+void di_moe_sum(const di_stream *stream, const moe_order *o, const void *y, di_dtype y_dtype, const di_act *out,
+                int64_t row0, bool is_rounded) {
+    dim3 grid((unsigned)o->n_rows, (unsigned)((out->n_cols + 1023) / 1024));
+    if (y_dtype == DI_BF16)
+        DI_LAUNCH_PDL((sum_pairs<uint16_t>), grid, 128, 0, stream->stream, *o, (const uint16_t *)y, *out, row0,
+                      is_rounded);
+    else
+        DI_LAUNCH_PDL((sum_pairs<float>), grid, 128, 0, stream->stream, *o, (const float *)y, *out, row0, is_rounded);
+}
+
+/* ---- portable products ------------------------------------------------------------------------------------------- */
+
+enum { TILE_ROWS = 8, TILE_COLS = DI_WARP, TILE_DEPTH = 128, PORTABLE_ROWS = 1024 /* of a pass: bounds the scratch */ };
+
+/* Sums of TILE_COLS columns from col0 of each matrix with the rows that x(row of tile, i) gives: one thread an output,
+ * column threadIdx.x % 32, row threadIdx.x / 32. Zeros past the end change no sum. */
+template <int MATS, class X>
+__device__ static inline void tile_dots(const di_mat *const (&w)[MATS], int64_t col0, X x, float (&total)[MATS]) {
+    __shared__ float ws[MATS][TILE_COLS][TILE_DEPTH + 1], xs[TILE_ROWS][TILE_DEPTH];
+    int lane = (int)threadIdx.x % DI_WARP, row = (int)threadIdx.x / DI_WARP;
+    int64_t depth = w[0]->n_in;
+#pragma unroll
+    for (int m = 0; m < MATS; m++)
+        total[m] = 0.0f;
+    for (int64_t k0 = 0; k0 < depth; k0 += TILE_DEPTH) {
+        __syncthreads();
+        for (int i = lane; i < TILE_DEPTH; i += DI_WARP) {
+            bool is_there = k0 + i < depth;
+            xs[row][i] = is_there ? x(row, k0 + i) : 0.0f;
+            for (int c = row; c < TILE_COLS; c += TILE_ROWS) {
+#pragma unroll
+                for (int m = 0; m < MATS; m++)
+                    ws[m][c][i] = is_there && col0 + c < w[m]->n_out ? cu_mat_load(*w[m], col0 + c, k0 + i) : 0.0f;
+            }
+        }
+        __syncthreads();
+        for (int g = 0; g < TILE_DEPTH && k0 + g < depth; g += 32) {
+#pragma unroll
+            for (int m = 0; m < MATS; m++) {
+                float even = 0.0f, odd = 0.0f;
+                for (int i = g; i < g + 32; i += 2) {
+                    even = __fadd_rn(even, __fmul_rn(xs[row][i], ws[m][lane][i]));
+                    odd = __fadd_rn(odd, __fmul_rn(xs[row][i + 1], ws[m][lane][i + 1]));
+                }
+                total[m] = __fadd_rn(total[m], __fadd_rn(even, odd));
+            }
+        }
+    }
+}
+
+/* silu(g)*u*weight after the clamps. */
+__device__ static inline float swiglu(float g, float u, float weight, float limit, bool is_faithful) {
+    if (is_faithful) {
+        g = cu_round_bf16(g);
+        u = cu_round_bf16(u);
+    }
+    if (limit > 0.0f) {
+        g = g > limit ? limit : g;
+        u = u > limit ? limit : u < -limit ? -limit : u;
+    }
+    return __fmul_rn(__fmul_rn(__fdiv_rn(g, __fadd_rn(1.0f, cu_expf(-g))), u), weight);
+}
+
+/* act [pairs, inner] as floats: in faithful numerics the values that QA's codes stand for. */
+__global__ void __launch_bounds__(TILE_COLS *TILE_ROWS)
+    moe_up(moe_order o, const di_expert *table, di_act x, int64_t row0, float limit, float *act) {
+    if ((int32_t)blockIdx.y >= o.head[MOE_N_TILES])
+        return;
+    moe_tile tile = o.tiles[blockIdx.y];
+    di_mat w1 = table[tile.expert].w1, w3 = table[tile.expert].w3;
+    const di_mat *w[2] = {&w1, &w3};
+    int lane = (int)threadIdx.x % DI_WARP, row = (int)threadIdx.x / DI_WARP;
+    int32_t pair = tile.pair0 + (row < tile.n ? row : 0); /* a row too many repeats the first */
+    int64_t col = (int64_t)blockIdx.x * TILE_COLS + lane, x_row = row0 + o.pair_row[pair];
+    bool is_faithful = x.dtype == DI_F8_E4M3;
+    float g_u[2];
+    tile_dots(
+        w, (int64_t)blockIdx.x * TILE_COLS, [&](int, int64_t i) { return cu_act_load(x, x_row, i); }, g_u);
+    float v = swiglu(g_u[0], g_u[1], o.pair_weight[pair], limit, is_faithful);
+    if (is_faithful) {
+        cu_scale s = cu_qa_scale(cu_lanes_max<DI_WARP>(fmaxf(fabsf(v), 1e-4f)));
+        uint32_t code = cu_e4m3_codes4(v, v, v, v, s.inverse) & 0xFFu;
+        v = __fmul_rn(cu_e4m3_to_f32((uint8_t)code), cu_e8m0_to_f32((uint8_t)s.byte));
+    }
+    if (row < tile.n && col < w1.n_out)
+        act[pair * w1.n_out + col] = v;
+}
+
+__global__ void __launch_bounds__(TILE_COLS *TILE_ROWS)
+    moe_down(moe_order o, const di_expert *table, const float *act, bool is_faithful, float *y) {
+    if ((int32_t)blockIdx.y >= o.head[MOE_N_TILES])
+        return;
+    moe_tile tile = o.tiles[blockIdx.y];
+    di_mat w2 = table[tile.expert].w2;
+    const di_mat *w[1] = {&w2};
+    int lane = (int)threadIdx.x % DI_WARP, row = (int)threadIdx.x / DI_WARP;
+    int32_t pair = tile.pair0 + (row < tile.n ? row : 0);
+    int64_t col = (int64_t)blockIdx.x * TILE_COLS + lane;
+    float sum[1];
+    tile_dots(
+        w, (int64_t)blockIdx.x * TILE_COLS, [&](int, int64_t i) { return act[pair * w2.n_in + i]; }, sum);
+    if (row < tile.n && col < w2.n_out)
+        y[pair * w2.n_out + col] = is_faithful ? cu_round_bf16(sum[0]) : sum[0];
+}
+
+static di_status moe_portable(const di_stream *stream, const di_moe_args *a, int64_t inner) {
+    int64_t h = a->x.n_cols, per_row = a->k + (a->shared ? 1 : 0);
+    bool is_faithful = a->x.dtype == DI_F8_E4M3;
+    for (int64_t row0 = 0; row0 < a->x.n_rows; row0 += PORTABLE_ROWS) {
+        int64_t n = DI_MIN(a->x.n_rows - row0, (int64_t)PORTABLE_ROWS);
+        moe_order o;
+        size_t order_bytes = di_moe_order_cut(a, row0, n, TILE_ROWS, NULL, NULL);
+        size_t act_bytes = di_cuda_piece((size_t)(n * per_row * inner) * sizeof(float));
+        size_t y_bytes = di_cuda_piece((size_t)(n * per_row * h) * sizeof(float));
+        uint8_t *base = (uint8_t *)di_cuda_scratch(stream, order_bytes + act_bytes + y_bytes);
+        if (!base)
+            return DI_ERR_SHAPE;
+        (void)di_moe_order_cut(a, row0, n, TILE_ROWS, base, &o);
+        float *act = (float *)(base + order_bytes), *y = (float *)(base + order_bytes + act_bytes);
+        const di_expert *table = (const di_expert *)a->table;
+        di_moe_order_start(stream, &o, NULL);
+        dim3 up((unsigned)((inner + TILE_COLS - 1) / TILE_COLS), (unsigned)o.tiles_max);
+        dim3 down((unsigned)((h + TILE_COLS - 1) / TILE_COLS), (unsigned)o.tiles_max);
+        DI_LAUNCH((moe_up), up, TILE_COLS * TILE_ROWS, 0, stream->stream, o, table, a->x, row0, a->limit, act);
+        DI_LAUNCH((moe_down), down, TILE_COLS * TILE_ROWS, 0, stream->stream, o, table, act, is_faithful, y);
+        di_moe_sum(stream, &o, y, DI_F32, &a->out, row0, is_faithful);
+    }
+    return DI_OK;
+}
+
+/* ---- the operation ----------------------------------------------------------------------------------------------- */
+
+static bool expert_fits(const di_expert *e, int64_t h, int64_t inner) {
+    return di_cuda_is_mat(&e->w1) && di_cuda_is_mat(&e->w3) && di_cuda_is_mat(&e->w2) && e->w1.n_in == h &&
+           e->w3.n_in == h && e->w1.n_out == inner && e->w3.n_out == inner && e->w2.n_in == inner && e->w2.n_out == h;
+}
+
+/* What the host can see: the choices lie on the device. That all routed experts are alike is experts_place's check. */
+static bool moe_fits(const di_moe_args *a) {
+    int64_t n = a->x.n_rows, h = a->x.n_cols;
+    bool is_faithful = a->x.dtype == DI_F8_E4M3;
+    if (!(is_faithful || a->x.dtype == DI_F32) || !di_cuda_is_act(&a->x) || !di_cuda_is_real(&a->out) ||
+        a->out.n_rows != n || a->out.n_cols != h || a->k < 0 || a->k > DI_MOE_PER_ROW_MAX || a->k > a->n_experts ||
+        (a->k && (!a->experts || !a->idx || !a->weight)) || (!a->k && !a->shared) ||
+        a->n_experts > DI_MOE_EXPERTS_MAX || !a->table)
+        return false;
+    const di_expert *any = a->k ? &a->experts[0] : a->shared;
+    int64_t inner = any->w1.n_out;
+    return !(is_faithful && inner % 32) && expert_fits(any, h, inner) &&
+           (!a->shared || expert_fits(a->shared, h, inner));
+}
+
+di_status di_cuda_moe(di_stream *stream, const di_moe_args *a) {
+    if (!moe_fits(a))
+        return DI_ERR_SHAPE;
+    if (!a->x.n_rows)
+        return DI_OK;
+    if (di_moe_sm90_fits(stream, a))
+        return di_moe_sm90(stream, a);
+    return moe_portable(stream, a, (a->k ? &a->experts[0] : a->shared)->w1.n_out);
+}
+
+size_t di_cuda_need_moe(const di_device *dev, const di_limits *limits) {
+    if (limits->experts_max < 1)
+        return 0;
+    int64_t h = limits->hidden_size ? limits->hidden_size : limits->n_in_max, k = limits->experts_per_row_max;
+    int64_t n = DI_MIN(limits->rows_max, (int64_t)PORTABLE_ROWS);
+    di_expert shared = {};
+    di_moe_args a = {};
+    a.k = (int32_t)k;
+    a.n_experts = (int32_t)limits->experts_max;
+    a.shared = &shared;
+    size_t route = (size_t)(limits->rows_max * limits->experts_max) * sizeof(float);
+    size_t portable = di_moe_order_cut(&a, 0, n, TILE_ROWS, NULL, NULL) +
+                      di_cuda_piece((size_t)(n * (k + 1) * limits->intermediate) * sizeof(float)) +
+                      di_cuda_piece((size_t)(n * (k + 1) * h) * sizeof(float));
+    size_t fast = dev->arch == DI_CUDA_SM90
+                      ? di_moe_sm90_bytes(limits->rows_max, k, limits->experts_max, h, limits->intermediate)
+                      : 0;
+    return DI_MAX(DI_MAX(route, portable), fast);
+}

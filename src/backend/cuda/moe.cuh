@@ -1,0 +1,68 @@
+/* What the kernels of the mixture of experts share: the order of pairs and the tiles, on the device.
+ *
+ * A (row, expert) choice is a pair. Pairs are sorted by expert, rows rising; the shared expert is one more expert at
+ * the end (id n_experts), chosen by every row. A tile is up to so many consecutive pairs of one expert; products are
+ * made tile by tile. Everything is found on the device from the router's choices: launches have the size of the worst
+ * case, and blocks without a tile end at once.
+ *
+ *   pairs   | expert 0   | expert 2      | expert 5 | shared: every row |    row_pairs[row] = a row's pairs, rising:
+ *   tiles   | 1     | 2  | 3     | 4     | 5        | 0                 |    the order of its sum
+ *
+ * The table that experts_place makes is di_expert[n + 1] in device memory, the shared expert last. */
+#ifndef DI_MOE_CUH
+#define DI_MOE_CUH
+
+#include "cu.cuh"
+
+enum { DI_MOE_PER_ROW_MAX = 64, DI_MOE_EXPERTS_MAX = 4096 };
+
+/* head[]: the number of tiles. */
+enum { MOE_N_TILES, MOE_HEAD };
+
+typedef struct moe_tile {
+    int32_t expert, pair0, n;          /* its pairs */
+    int32_t first, count;              /* the tiles of its expert: first .. first + count - 1 */
+    int32_t tile, pad[2];              /* its own number */
+    const uint8_t *data[3], *scale[3]; /* its expert's w1, w3, w2 */
+} moe_tile;
+
+typedef struct moe_order {
+    const di_expert *table;       /* [n_experts + 1] */
+    const int32_t *idx;           /* [n_rows, k] */
+    const float *weight;          /* [n_rows, k] */
+    int32_t n_rows, k, n_experts; /* as in the call */
+    int32_t per_row;              /* pairs of a row: k, and one more with a shared expert */
+    int32_t tile_rows;            /* most pairs of a tile, a multiple of 8 */
+    int32_t tiles_max;            /* whatever is chosen */
+    int32_t *count;               /* [n_experts] */
+    int32_t *pair_row;            /* [n_rows * per_row] */
+    float *pair_weight;           /* [n_rows * per_row], 1 for the shared expert */
+    int32_t *row_pairs;           /* [n_rows, per_row] */
+    moe_tile *tiles;              /* [tiles_max], the shared expert's first */
+    int32_t *head;                /* [MOE_HEAD] */
+} moe_order;
+
+/* The order of rows [row0, row0 + n_rows) of a call, with its arrays at base; returns their bytes. base NULL: only
+ * that. (moe.cu) */
+size_t di_moe_order_cut(const di_moe_args *a, int64_t row0, int64_t n_rows, int32_t tile_rows, uint8_t *base,
+                        moe_order *out);
+/* E4M3 codes in the order that FP4 weights have as operands: in each group of 32, codes 8c + 2i at byte 4c + i and
+ * 8c + 2i + 1 at byte 16 + 4c + i. */
+typedef struct moe_pairing {
+    const uint8_t *from;
+    uint8_t *to;
+    int64_t n_groups;
+} moe_pairing;
+
+/* Launches the sorting, and a pairing of activations unless it is NULL. */
+void di_moe_order_start(const di_stream *stream, const moe_order *o, const moe_pairing *pairing);
+/* out[row0 + row] = the sum of the row's pairs of y [pairs, H], in order; y bf16 or fp32. Launches. */
+void di_moe_sum(const di_stream *stream, const moe_order *o, const void *y, di_dtype y_dtype, const di_act *out,
+                int64_t row0, bool is_rounded);
+
+/* The fast kernels: Hopper, faithful numerics, weights in FP4 or FP8. (moe_fp8_sm90.cu) */
+bool di_moe_sm90_fits(const di_stream *stream, const di_moe_args *a);
+di_status di_moe_sm90(const di_stream *stream, const di_moe_args *a);
+size_t di_moe_sm90_bytes(int64_t n_rows, int64_t k, int64_t n_experts, int64_t h, int64_t inner);
+
+#endif

@@ -1,0 +1,595 @@
+/* Mixture of experts on Hopper's tensor cores, faithful numerics: E4M3 activations, experts in FP4 or FP8.
+ *
+ * Both products are out^T = W . X^T by E4M3 multiplies of 64 x N x 32: 32 k are one scale group, so a multiply starts
+ * from zero and its sums are added to the accumulators in float, times the scales of weight and activation. E2M1 values
+ * are E4M3 values: a word of eight codes becomes two words of operand A by placing bits (2^-6 of the value), codes at
+ * even places, then those at odd ones; activations for FP4 experts lie in memory with the same order inside each group
+ * of 32 ("paired", moe.cuh). FP8 experts take them as they are.
+ *
+ * A thread holds two rows of W, mma rows l/4 and l/4 + 8 of its warp's 16. In the first product they are the same row
+ * of w1 and w3, so that gate and up of an output meet in one thread, and a warpgroup's 64 rows are the 32 outputs of
+ * one QA group; in the second they are neighbouring outputs, which are stored together.
+ *
+ * A block is a unit: a tile of up to N rows of an expert, 64 rows of W for each warpgroup, all k. Copies run ahead
+ * through stages of 128 bytes of each row of W; each warp reads the weights that it copied, activations are the
+ * block's. A row's sum is one accumulator over groups in rising k, whatever N: bits don't depend on the batch. Up to
+ * N = 16 memory binds, beyond that the adding of groups. Between the products, which are two launches: codes and scales
+ * [pairs, inner]; after the second: bf16 [pairs, H], which moe.cu adds up. Against the reference: inside a group the
+ * tensor core keeps about 13 bits below the largest product; groups are added without the reference's roundings (g, u
+ * and results can differ by a bf16 ulp, an activation then by one E4M3 code), and silu is by fast instructions (a few
+ * ulps of fp32). A scale 255 of weights acts as infinity, of activations as NaN. */
+#include "moe.cuh"
+
+#include "rows.cuh"
+
+enum { W1, W3, W2 }; /* places of a tile's matrices */
+
+enum {
+    FP8_GROUP = 128, /* threads of a warpgroup */
+    FP8_ROW = 128,   /* bytes of a row of W in a stage */
+    FP8_PITCH = 128 + 16,
+    FP8_CODES = 64 * FP8_PITCH, /* of a warpgroup */
+};
+
+typedef struct fp8_args {
+    moe_order o;
+    const uint8_t *x, *x_paired, *x_scale; /* of the order's first row */
+    int32_t h, inner;
+    float limit;
+    bool is_fp8, is_fp8_shared; /* weights of routed experts, of the shared one */
+    uint8_t *act, *act_scale;
+    uint16_t *y;
+} fp8_args;
+
+/* What a width has: WGS warpgroups in a block, a ring of STAGES, BLOCKS on a multiprocessor. Scales of weights come
+ * all at once when a unit begins (few blocks of memory, read in one piece), or with the stages where there is no room.
+ */
+template <int N> struct fp8_shape {
+    static constexpr bool IS_AT_ONCE = N < 64;
+    static constexpr int WGS = N == 64 ? 2 : 1, THREADS = WGS * FP8_GROUP;
+    static constexpr int STAGES = 3, BLOCKS = N == 8 ? 5 : N == 16 ? 4 : N == 32 ? 3 : 2;
+    static constexpr int X = 0, W = N * 256, W_OWN = FP8_CODES + (IS_AT_ONCE ? 0 : 64 * 8);
+    static constexpr int STAGE = (W + WGS * W_OWN + 1023) / 1024 * 1024;
+    static constexpr int TABLE = 8 * N * 4; /* scales of a stage's activations as floats, [group][row]; two of them */
+    static constexpr int TABLES = STAGES * STAGE, X_SCALES = TABLES + 2 * TABLE, SCALES = X_SCALES + STAGES * N * 8;
+
+    static int bytes(int32_t h, int32_t inner) {
+        return SCALES + (IS_AT_ONCE ? WGS * 2 * DI_MAX(h, inner) : 0);
+    }
+};
+
+/* ---- a unit ------------------------------------------------------------------------------------------------------
+ */
+
+typedef struct fp8_unit {
+    int32_t expert, pair0, n, part;
+    const uint8_t *data[3], *scale[3];
+    bool is_fp8;
+} fp8_unit;
+
+/* Units follow each other expert by expert, in an expert all tiles of rows for one part of W, so that what is read by
+ * several blocks is read at the same time. */
+__device__ static inline bool fp8_find(const fp8_args &a, int32_t parts, fp8_unit &u) {
+    int32_t unit = (int32_t)blockIdx.x, t = unit / parts, n_tiles = a.o.head[MOE_N_TILES];
+    moe_tile tile = a.o.tiles[t]; /* if it is none: what lies there */
+    if (t >= n_tiles)
+        return false;
+    int32_t at = unit - tile.first * parts;
+    u.part = at / tile.count;
+    if (tile.count > 1)
+        tile = a.o.tiles[tile.first + at - u.part * tile.count];
+    u.expert = tile.expert;
+    u.pair0 = tile.pair0;
+    u.n = tile.n;
+#pragma unroll
+    for (int m = 0; m < 3; m++) {
+        u.data[m] = tile.data[m];
+        u.scale[m] = tile.scale[m];
+    }
+    u.is_fp8 = u.expert == a.o.n_experts ? a.is_fp8_shared : a.is_fp8;
+    return true;
+}
+
+/* ---- copies ------------------------------------------------------------------------------------------------------
+ */
+
+/* A warp's 16 rows of W: a lane has chunk lane%8 of rows lane/8 + 0, 4, 8, 12, and the scales of row `lane`. */
+template <di_dtype T, int N, bool IS_DOWN> struct fp8_weights {
+    typedef fp8_shape<N> S;
+    static constexpr int SCALES = T == DI_F8_E4M3 ? 4 : 8; /* of a stage: bytes of a row */
+    const uint8_t *data[2], *scale;
+    int64_t further; /* bytes from a row to the fourth after it */
+    uint32_t to, to_scale, from_scale[2];
+    int32_t groups;
+
+    __device__ void begin(const fp8_unit &u, int32_t n_in) {
+        int t = threadIdx.x, lane = t % DI_WARP, warp = t / DI_WARP % 4, wg = t / FP8_GROUP;
+        int part = u.part * S::WGS + wg;
+        int64_t pitch = T == DI_F8_E4M3 ? n_in : n_in / 2;
+        groups = n_in / 32;
+        auto row_of = [&](int m) { /* of mma row m */
+                                   return (int64_t)(IS_DOWN ? part * 64 + warp * 16 + m % 8 * 2 + m / 8
+                                                            : part * 32 + warp * 8 + m % 8);
+        };
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            data[r] = u.data[IS_DOWN ? W2 : r ? W3 : W1] + row_of(lane / 8 + r * 8) * pitch + lane % 8 * 16;
+        further = (IS_DOWN ? 8 : 4) * pitch;
+        to = S::W + wg * S::W_OWN + (uint32_t)(warp * 16 + lane / 8) * FP8_PITCH + lane % 8 * 16;
+        if constexpr (S::IS_AT_ONCE) {
+            uint32_t own = S::SCALES + wg * 2 * (uint32_t)n_in;
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                int row = T == DI_F8_E4M3 ? (IS_DOWN ? warp / 2 : r)
+                                          : (IS_DOWN ? warp * 16 + lane / 4 * 2 + r : r * 32 + warp * 8 + lane / 4);
+                from_scale[r] = own + (uint32_t)(row * groups);
+            }
+        } else {
+            int64_t row = row_of(lane % 16);
+            scale = (IS_DOWN         ? u.scale[W2]
+                     : lane % 16 < 8 ? u.scale[W1]
+                                     : u.scale[W3]) +
+                    (T == DI_F8_E4M3 ? row / 32 : row) * groups;
+            to_scale = S::W + wg * S::W_OWN + FP8_CODES + (uint32_t)(warp * 16 + lane) * 8;
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                from_scale[r] = S::W + wg * S::W_OWN + FP8_CODES + (uint32_t)(warp * 16 + lane / 4 + r * 8) * 8;
+        }
+    }
+    /* All scales of the warpgroup's rows: two stretches. */
+    __device__ void copy_scales(const fp8_unit &u, uint32_t shared) {
+        if constexpr (S::IS_AT_ONCE) {
+            int t = threadIdx.x % FP8_GROUP, wg = threadIdx.x / FP8_GROUP;
+            int bytes = (T == DI_F8_E4M3 ? 1 : 32) * groups;
+            int64_t at = (int64_t)(u.part * S::WGS + wg) * bytes * (IS_DOWN ? 2 : 1);
+            const uint8_t *first = u.scale[IS_DOWN ? W2 : W1] + at;
+            const uint8_t *second = IS_DOWN ? first + bytes : u.scale[W3] + at;
+            uint32_t own = shared + S::SCALES + wg * 64 * (uint32_t)groups;
+            for (int i = t * 8; i < 2 * bytes; i += FP8_GROUP * 8)
+                cu_cp<8>(own + i, i < bytes ? first + i : second + (i - bytes));
+        }
+    }
+    __device__ void copy(uint32_t stage) {
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            cu_cp16(stage + to + j * 4 * FP8_PITCH, data[j / 2] + j % 2 * further);
+        data[0] += FP8_ROW;
+        data[1] += FP8_ROW;
+        if constexpr (!S::IS_AT_ONCE) {
+            if (threadIdx.x % DI_WARP < 16)
+                cu_cp<SCALES>(stage + to_scale, scale);
+            scale += SCALES;
+        }
+    }
+    /* Of stage s, which lies at `stage`: scales of the thread's row r. */
+    __device__ uint2 scales(const uint8_t *shared, const uint8_t *stage, int s, int r) const {
+        const uint8_t *at = S::IS_AT_ONCE ? shared + from_scale[r] + s * SCALES : stage + from_scale[r];
+        return T == DI_F8_E4M3 ? make_uint2(*(const uint32_t *)(const void *)at, 0) : *(const uint2 *)(const void *)at;
+    }
+};
+
+/* The block's activations: a thread has one chunk of 16 bytes of some rows; thread n the scales of row n. */
+template <di_dtype T, int N> struct fp8_rows {
+    typedef fp8_shape<N> S;
+    static constexpr int K = T == DI_F8_E4M3 ? 128 : 256; /* of a stage, bytes of a row */
+    static constexpr int STEP = S::THREADS / (K / 16);    /* rows at a time */
+    static constexpr int SHARE = N / STEP > 0 ? N / STEP : 1;
+    const uint8_t *data[SHARE], *scale; /* NULL: no such row */
+    uint32_t to;
+
+    template <bool IS_DOWN> __device__ void begin(const fp8_args &a, const fp8_unit &u) {
+        int t = threadIdx.x, chunk = t % (K / 16), n0 = t / (K / 16);
+        const uint8_t *x = IS_DOWN ? a.act : T == DI_F8_E4M3 ? a.x : a.x_paired;
+        int64_t n_in = IS_DOWN ? a.inner : a.h;
+        auto row_of = [&](int n) { return (int64_t)(IS_DOWN ? u.pair0 + n : a.o.pair_row[u.pair0 + n]); };
+#pragma unroll
+        for (int i = 0; i < SHARE; i++) {
+            int n = n0 + i * STEP;
+            data[i] = n < u.n && n < N ? x + row_of(n) * n_in + chunk * 16 : NULL;
+        }
+        scale = t < u.n ? (IS_DOWN ? a.act_scale : a.x_scale) + row_of(t) * (n_in / 32) : NULL;
+        to = cu_sw128(n0, chunk * 16, N); /* STEP is a multiple of 8: rows of a thread have one swizzle */
+    }
+    __device__ void copy(uint32_t stage, uint32_t scales) {
+        static_assert(STEP % 8 == 0, "one swizzle");
+#pragma unroll
+        for (int i = 0; i < SHARE; i++) {
+            if (data[i]) {
+                cu_cp16(stage + to + i * STEP * 128, data[i]);
+                data[i] += K;
+            }
+        }
+        if (scale) {
+            cu_cp<K / 32>(scales + threadIdx.x * 8, scale);
+            scale += K / 32;
+        }
+    }
+    /* The thread's row of scales as floats; it alone copied them. */
+    __device__ void show(const uint8_t *scales, float *table) const {
+        if (!scale)
+            return;
+        const uint32_t *from = (const uint32_t *)(const void *)(scales + threadIdx.x * 8);
+#pragma unroll
+        for (int w = 0; w < K / 128; w++) {
+            uint32_t four = from[w];
+#pragma unroll
+            for (int g = 0; g < 4; g++) {
+                uint32_t b = four >> 8 * g & 255;
+                table[(w * 4 + g) * N + threadIdx.x] = __uint_as_float(b == 255 ? 0x7FC00000u : b << 23);
+            }
+        }
+    }
+};
+
+/* ---- products ----------------------------------------------------------------------------------------------------
+ */
+
+/* Eight E2M1 codes as E4M3 values, times 2^-6: those of even places, then those of odd ones. */
+__device__ static inline void fp8_widen(uint32_t codes, uint32_t &even, uint32_t &odd) {
+    even = (codes << 4 & 0x80808080u) | (codes << 2 & 0x1C1C1C1Cu);
+    odd = (codes & 0x80808080u) | (codes >> 2 & 0x1C1C1C1Cu);
+}
+
+__device__ static inline float fp8_scale_at(uint32_t word, int g) { /* 2^(byte - 127) */
+    return __uint_as_float((g < 3 ? word << (23 - 8 * g) : word >> 1) & 0x7F800000u);
+}
+
+/* acc += the unit's products of 64 rows of W and N columns of a tile; blocks run with shapes of NS >= N. */
+template <di_dtype T, int N, int NS, bool IS_DOWN>
+__device__ static inline void fp8_multiply(const fp8_args &a, const fp8_unit &u, uint8_t *shared, float (&acc)[N / 2]) {
+    typedef fp8_shape<NS> S;
+    constexpr int HALVES = T == DI_F8_E4M3 ? 1 : 2; /* blocks of 128 k in a stage */
+    constexpr int TEMPS = N <= 16 ? 4 : NS == 32 ? 2 : 1;
+    int t = threadIdx.x, lane = t % DI_WARP, warp = t / DI_WARP % 4, c = lane % 4;
+    int32_t n_in = IS_DOWN ? a.inner : a.h, n_stages = n_in / (128 * HALVES);
+    float *table = (float *)(void *)(shared + S::TABLES);
+    fp8_weights<T, NS, IS_DOWN> weights;
+    fp8_rows<T, NS> rows;
+    uint32_t base = cu_smem(shared);
+    weights.begin(u, n_in);
+    weights.copy_scales(u, base);
+#pragma unroll
+    for (int s = 0; s + 1 < S::STAGES; s++) {
+        if (s < n_stages)
+            weights.copy(base + s * S::STAGE);
+    }
+    if (IS_DOWN)
+        cu_grid_wait(); /* the activations are there */
+    rows.template begin<IS_DOWN>(a, u);
+#pragma unroll
+    for (int s = 0; s + 1 < S::STAGES; s++) {
+        if (s < n_stages)
+            rows.copy(base + s * S::STAGE, base + S::X_SCALES + s * NS * 8);
+        cu_cp_commit();
+    }
+    /* what cu_ldmatrix reads: FP4 rows 0-7 of four groups (and 8-15); FP8 both halves of rows and of a group */
+    uint32_t from = S::W + t / FP8_GROUP * S::W_OWN + (T == DI_F8_E4M3 ? lane / 16 : lane / 8) * 16 +
+                    (uint32_t)(warp * 16 + lane % 8 + (T == DI_F8_E4M3 ? lane / 8 % 2 * 8 : 0)) * FP8_PITCH;
+#pragma unroll
+    for (int i = 0; i < N / 2; i++)
+        acc[i] = 0.0f;
+    int in = S::STAGES - 1, at = 0;
+    float temp[TEMPS][N / 2];
+#pragma unroll 1
+    for (int s = 0; s < n_stages; s++) {
+        uint8_t *stage = shared + at * S::STAGE;
+        const float *x_scale = table + s % 2 * (8 * NS) + 2 * c;
+        cu_cp_wait<S::STAGES - 2>();
+        rows.show(shared + S::X_SCALES + at * NS * 8, table + s % 2 * (8 * NS));
+        cu_fence_async();
+        __syncthreads(); /* the stage is there; everyone is through with the one before, whose place is filled now */
+        if (s + S::STAGES - 1 < n_stages) {
+            weights.copy(base + in * S::STAGE);
+            rows.copy(base + in * S::STAGE, base + S::X_SCALES + in * NS * 8);
+        }
+        cu_cp_commit();
+        in = in + 1 == S::STAGES ? 0 : in + 1;
+        uint2 sw[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            sw[r] = weights.scales(shared, stage, s, r);
+#pragma unroll
+        for (int half = 0; half < HALVES; half++) {
+            uint64_t desc = cu_desc_k128(base + at * S::STAGE + half * (NS * 128));
+            uint32_t raw[2][4], w[TEMPS == 1 ? 2 : TEMPS][4];
+            if (T == DI_F4_E2M1) {
+#pragma unroll
+                for (int r = 0; r < 2; r++)
+                    cu_ldmatrix(raw[r], base + at * S::STAGE + from + r * 8 * FP8_PITCH + half * 64);
+            }
+            auto place = [&](int g, uint32_t(&to)[4]) {
+                if (T == DI_F4_E2M1) {
+                    fp8_widen(raw[0][g], to[0], to[2]);
+                    fp8_widen(raw[1][g], to[1], to[3]);
+                } else {
+                    cu_ldmatrix(to, base + at * S::STAGE + from + g * 32);
+                }
+            };
+            auto promote = [&](int g, float(&sums)[N / 2]) {
+                float s0 = fp8_scale_at(half ? sw[0].y : sw[0].x, g), s1 = fp8_scale_at(half ? sw[1].y : sw[1].x, g);
+                cu_wgmma_pin(sums);
+#pragma unroll
+                for (int j = 0; j < N / 8; j++) {
+                    float2 sx = *(const float2 *)(const void *)(x_scale + (half * 4 + g) * NS + j * 8);
+                    acc[4 * j] = __fmaf_rn(sums[4 * j], s0 * sx.x, acc[4 * j]);
+                    acc[4 * j + 1] = __fmaf_rn(sums[4 * j + 1], s0 * sx.y, acc[4 * j + 1]);
+                    acc[4 * j + 2] = __fmaf_rn(sums[4 * j + 2], s1 * sx.x, acc[4 * j + 2]);
+                    acc[4 * j + 3] = __fmaf_rn(sums[4 * j + 3], s1 * sx.y, acc[4 * j + 3]);
+                }
+            };
+            if constexpr (TEMPS == 4) { /* four groups at once: other warps work meanwhile */
+#pragma unroll
+                for (int g = 0; g < 4; g++)
+                    place(g, w[g]);
+                cu_wgmma_fence();
+#pragma unroll
+                for (int g = 0; g < 4; g++)
+                    cu_wgmma_e4m3_rs(temp[g], w[g], cu_desc_add(desc, g * 32), 0);
+                cu_wgmma_commit();
+                cu_wgmma_wait<0>();
+#pragma unroll
+                for (int g = 0; g < 4; g++)
+                    promote(g, temp[g]);
+            } else if constexpr (TEMPS == 2) { /* a group is multiplied while the one before is added */
+                place(0, w[0]);
+#pragma unroll
+                for (int g = 0; g < 4; g++) {
+                    cu_wgmma_fence();
+                    cu_wgmma_e4m3_rs(temp[g % 2], w[g % 2], cu_desc_add(desc, g * 32), 0);
+                    cu_wgmma_commit();
+                    if (g)
+                        cu_wgmma_wait<1>();
+                    if (g < 3)
+                        place(g + 1, w[(g + 1) % 2]);
+                    if (g)
+                        promote(g - 1, temp[(g + 1) % 2]);
+                }
+                cu_wgmma_wait<0>();
+                promote(3, temp[1]);
+            } else { /* other warpgroups multiply while this one adds */
+                place(0, w[0]);
+#pragma unroll
+                for (int g = 0; g < 4; g++) {
+                    cu_wgmma_fence();
+                    cu_wgmma_e4m3_rs(temp[0], w[g % 2], cu_desc_add(desc, g * 32), 0);
+                    cu_wgmma_commit();
+                    if (g < 3)
+                        place(g + 1, w[(g + 1) % 2]);
+                    cu_wgmma_wait<0>();
+                    promote(g, temp[0]);
+                }
+            }
+        }
+        at = at + 1 == S::STAGES ? 0 : at + 1;
+    }
+    cu_cp_wait<0>();
+    __syncthreads(); /* shared memory is free */
+    if (T == DI_F4_E2M1) {
+#pragma unroll
+        for (int i = 0; i < N / 2; i++)
+            acc[i] = acc[i] * 64.0f;
+    }
+}
+
+/* silu(g)*u*weight after the clamps, g and u rounded to bf16 first. Written step by step, so that all widths give the
+ * same bits. */
+__device__ static inline float fp8_swiglu(float g, float u, float weight, float limit) {
+    uint32_t both = cu_pack_bf16(g, u);
+    g = __uint_as_float(both << 16);
+    u = __uint_as_float(both & 0xFFFF0000u);
+    if (limit > 0.0f) {
+        g = g > limit ? limit : g; /* NaN stays */
+        u = u > limit ? limit : u < -limit ? -limit : u;
+    }
+    float e = cu_exp2_fast(__fmul_rn(g, -0x1.715476p0f)); /* exp(-g) */
+    return __fmul_rn(__fmul_rn(__fdividef(g, __fadd_rn(1.0f, e)), u), weight);
+}
+
+/* The activations of 32 outputs, coded: output col of a group lies where the second product's weights want it. */
+template <int N>
+__device__ static inline void fp8_up_done(const fp8_args &a, const fp8_unit &u, int wgs, float *most_of,
+                                          float (&acc)[N / 2]) {
+    int t = threadIdx.x, wg = t / FP8_GROUP, warp = t / DI_WARP % 4, g = t % DI_WARP / 4, c = t % 4;
+    most_of += wg * 4 * N;
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            int n = 8 * j + 2 * c + e;
+            float weight = a.o.pair_weight[u.pair0 + (n < u.n ? n : 0)];
+            float v = fp8_swiglu(acc[4 * j + e], acc[4 * j + 2 + e], weight, a.limit), most = fabsf(v);
+            most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 4));
+            most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 8));
+            most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 16));
+            if (g == 0)
+                most_of[warp * N + n] = most;
+            acc[4 * j + e] = v;
+        }
+    }
+    __syncthreads();
+    int64_t group = u.part * wgs + wg;
+    int col = warp * 8 + g, slot = u.is_fp8 ? col : col % 2 * 16 + col / 2;
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            int n = 8 * j + 2 * c + e;
+            if (n >= u.n)
+                continue;
+            int64_t pair = u.pair0 + n;
+            float most = fmaxf(fmaxf(most_of[n], most_of[N + n]), fmaxf(most_of[2 * N + n], most_of[3 * N + n]));
+            cu_scale s = cu_qa_scale(fmaxf(most, 1e-4f));
+            a.act[pair * a.inner + group * 32 + slot] =
+                (uint8_t)cu_pack_e4m3(__fmul_rn(acc[4 * j + e], s.inverse), 0.0f);
+            if (warp == 0 && g == 0)
+                a.act_scale[pair * (a.inner / 32) + group] = (uint8_t)s.byte;
+        }
+    }
+}
+
+template <int N>
+__device__ static inline void fp8_down_done(const fp8_args &a, const fp8_unit &u, int wgs, const float (&acc)[N / 2]) {
+    int t = threadIdx.x, warp = t / DI_WARP % 4, c = t % 4;
+    int64_t out = (u.part * wgs + t / FP8_GROUP) * 64 + warp * 16 + t % DI_WARP / 4 * 2;
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            int n = 8 * j + 2 * c + e;
+            if (n < u.n)
+                *(uint32_t *)(void *)(a.y + (int64_t)(u.pair0 + n) * a.h + out) =
+                    cu_pack_bf16(acc[4 * j + e], acc[4 * j + 2 + e]);
+        }
+    }
+}
+
+template <di_dtype T, int N, int NS, bool IS_DOWN>
+__device__ static inline void fp8_run(const fp8_args &a, const fp8_unit &u, uint8_t *shared) {
+    float acc[N / 2];
+    fp8_multiply<T, N, NS, IS_DOWN>(a, u, shared, acc);
+    if (IS_DOWN)
+        fp8_down_done<N>(a, u, fp8_shape<NS>::WGS, acc);
+    else
+        fp8_up_done<N>(a, u, fp8_shape<NS>::WGS, (float *)(void *)shared, acc);
+}
+
+/* A wide tile that isn't half full is multiplied at half the width. */
+template <int N, bool IS_DOWN>
+__global__ void __launch_bounds__(fp8_shape<N>::THREADS, fp8_shape<N>::BLOCKS)
+    moe_fp8(const __grid_constant__ fp8_args a) {
+    DI_DYN_SHARED(uint8_t, shared);
+    constexpr int WGS = fp8_shape<N>::WGS, NARROW = N / 2;
+    /* The second product copies weights while the first one ends: the order is two kernels back, and all blocks of the
+     * first product had waited for it before this kernel could begin. */
+    if (!IS_DOWN)
+        cu_grid_wait();
+    cu_grid_launch();
+    fp8_unit u;
+    if (!fp8_find(a, IS_DOWN ? a.h / (64 * WGS) : a.inner / (32 * WGS), u)) {
+        cu_grid_wait();
+        return;
+    }
+    if constexpr (N == 64) {
+        if (u.n <= NARROW) {
+            if (u.is_fp8)
+                fp8_run<DI_F8_E4M3, NARROW, N, IS_DOWN>(a, u, shared);
+            else
+                fp8_run<DI_F4_E2M1, NARROW, N, IS_DOWN>(a, u, shared);
+            return;
+        }
+    }
+    if (u.is_fp8)
+        fp8_run<DI_F8_E4M3, N, N, IS_DOWN>(a, u, shared);
+    else
+        fp8_run<DI_F4_E2M1, N, N, IS_DOWN>(a, u, shared);
+}
+
+/* ---- the host's side ---------------------------------------------------------------------------------------------
+ */
+
+enum { FP8_ROWS = 32768 /* of a pass: bounds the scratch */ };
+
+template <int N> static void fp8_launch(const di_stream *stream, const fp8_args &f) {
+    typedef fp8_shape<N> S;
+    unsigned tiles = (unsigned)f.o.tiles_max, bytes = (unsigned)S::bytes(f.h, f.inner);
+    DI_LAUNCH_PDL((moe_fp8<N, false>), tiles * (unsigned)(f.inner / (32 * S::WGS)), S::THREADS, bytes, stream->stream,
+                  f);
+    DI_LAUNCH_PDL((moe_fp8<N, true>), tiles * (unsigned)(f.h / (64 * S::WGS)), S::THREADS, bytes, stream->stream, f);
+}
+
+static bool fp8_expert_fits(const di_expert *e) {
+    const di_mat *m[3] = {&e->w1, &e->w3, &e->w2};
+    for (int i = 0; i < 3; i++) {
+        if ((m[i]->dtype != DI_F4_E2M1 && m[i]->dtype != DI_F8_E4M3) || m[i]->dtype != m[0]->dtype ||
+            (uintptr_t)m[i]->data % 16 || (uintptr_t)m[i]->scale % 8)
+            return false;
+    }
+    return true;
+}
+
+bool di_moe_sm90_fits(const di_stream *stream, const di_moe_args *a) {
+    const di_expert *any = a->k ? &a->experts[0] : a->shared;
+    int64_t h = a->x.n_cols, inner = any->w1.n_out;
+    if (stream->dev->arch != DI_CUDA_SM90 || a->x.dtype != DI_F8_E4M3 || h % 256 || inner % 256 || a->x.stride != h ||
+        (uintptr_t)a->x.data % 16 || (uintptr_t)a->x.scale % 8)
+        return false;
+    for (int32_t e = 0; a->k && e < a->n_experts; e++) {
+        if (!fp8_expert_fits(&a->experts[e]))
+            return false;
+    }
+    return !a->shared || fp8_expert_fits(a->shared);
+}
+
+/* Rows of a tile, by the rows that an expert has on average; it is the batch's choice, and changes no bits. */
+static int32_t fp8_choose(int64_t n_rows, int64_t k, int64_t n_experts) {
+    int64_t pairs = n_rows * DI_MAX(k, (int64_t)1), experts = DI_MAX(n_experts, (int64_t)1);
+    if (pairs <= experts)
+        return 8;
+    if (pairs <= 4 * experts)
+        return 16;
+    return pairs <= 12 * experts ? 32 : 64;
+}
+
+typedef struct fp8_pieces {
+    size_t order, x, act, scale, y;
+} fp8_pieces;
+
+static fp8_pieces fp8_cut(const di_moe_args *a, int64_t n_rows, int64_t h, int64_t inner, int32_t tile_rows) {
+    size_t n_pairs = (size_t)(n_rows * (a->k + (a->shared ? 1 : 0)));
+    return fp8_pieces{di_moe_order_cut(a, 0, n_rows, tile_rows, NULL, NULL), di_cuda_piece((size_t)(n_rows * h)),
+                      di_cuda_piece(n_pairs * (size_t)inner), di_cuda_piece(n_pairs * (size_t)(inner / 32)),
+                      di_cuda_piece(n_pairs * (size_t)h * 2)};
+}
+
+size_t di_moe_sm90_bytes(int64_t n_rows, int64_t k, int64_t n_experts, int64_t h, int64_t inner) {
+    di_expert shared = {};
+    di_moe_args a = {};
+    a.k = (int32_t)k;
+    a.n_experts = (int32_t)n_experts;
+    a.shared = &shared;
+    fp8_pieces p = fp8_cut(&a, DI_MIN(n_rows, (int64_t)FP8_ROWS), h, inner, 8);
+    return p.order + p.x + p.act + p.scale + p.y;
+}
+
+di_status di_moe_sm90(const di_stream *stream, const di_moe_args *a) {
+    const di_expert *any = a->k ? &a->experts[0] : a->shared;
+    int64_t h = a->x.n_cols, inner = any->w1.n_out;
+    for (int64_t row0 = 0; row0 < a->x.n_rows; row0 += FP8_ROWS) {
+        int64_t n = DI_MIN(a->x.n_rows - row0, (int64_t)FP8_ROWS);
+        int32_t tile_rows = fp8_choose(n, a->k, a->n_experts);
+        fp8_pieces p = fp8_cut(a, n, h, inner, tile_rows);
+        uint8_t *base = (uint8_t *)di_cuda_scratch(stream, p.order + p.x + p.act + p.scale + p.y);
+        if (!base)
+            return DI_ERR_SHAPE;
+        fp8_args f = {};
+        (void)di_moe_order_cut(a, row0, n, tile_rows, base, &f.o);
+        f.x = (const uint8_t *)a->x.data + row0 * h;
+        f.x_scale = a->x.scale + row0 * (h / 32);
+        f.x_paired = base + p.order;
+        f.h = (int32_t)h;
+        f.inner = (int32_t)inner;
+        f.limit = a->limit;
+        f.is_fp8 = a->k && a->experts[0].w1.dtype == DI_F8_E4M3;
+        f.is_fp8_shared = a->shared && a->shared->w1.dtype == DI_F8_E4M3;
+        f.act = base + p.order + p.x;
+        f.act_scale = f.act + p.act;
+        f.y = (uint16_t *)(void *)(f.act_scale + p.scale);
+        moe_pairing pairing = {f.x, base + p.order, n * (h / 32)};
+        di_moe_order_start(stream, &f.o, &pairing);
+        switch (tile_rows) {
+        case 8:
+            fp8_launch<8>(stream, f);
+            break;
+        case 16:
+            fp8_launch<16>(stream, f);
+            break;
+        case 32:
+            fp8_launch<32>(stream, f);
+            break;
+        default:
+            fp8_launch<64>(stream, f);
+        }
+        di_moe_sum(stream, &f.o, f.y, DI_BF16, &a->out, row0, true);
+    }
+    return DI_OK;
+}

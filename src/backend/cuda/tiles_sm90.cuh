@@ -1,0 +1,585 @@
+/* The product of a tile of weights and a tile of activations by warpgroup multiplies, for kernels of products.
+ *
+ * out^T [n_out, rows] = W [n_out, k] . X^T [k, rows]. A warpgroup has 64 rows of W (operand A, from registers) and N
+ * rows of activations (operand B, in shared memory), and adds all k into one accumulator of N/2 floats a thread, in
+ * rising blocks of 128 k and, inside a block, in the order below: a row of activations gives the same bits for every N.
+ *
+ *   weights      go from device memory to registers once, 16 bytes a load, several blocks ahead; stored codes become
+ *                bf16 there, by placing their bits and one multiplication by a power of two that holds their scale. The
+ *                result is exact: an E4M3 or E2M1 value times a power of two is a bf16 value (beyond bf16's range it
+ *                saturates to infinity or loses subnormal bits; an E4M3 NaN of the weights is read as 480).
+ *   activations  lie in a ring of stages in shared memory, a block of 128 k each, as bf16. A producer fills it: by
+ *                conversion of rows (tile_convert) or by bulk copies of tiles that a kernel before has made
+ *                (tile_pack, tile_copy), to all blocks of a cluster at once if they share them.
+ *
+ * Order of k inside a block. A thread of the multiply has the slots 2c, 2c+1, 2c+8, 2c+9 (c = lane % 4) of each of the
+ * eight steps of 16; k is dealt out so that these are 16 contiguous bytes of memory, and the four c of a row 64:
+ *
+ *   DI_F4_E2M1   k = 32c + (8t + 0..7)            word t of the 16 bytes is steps 2t (pairs 04 15), 2t+1 (pairs 26 37)
+ *   DI_F8_E4M3   k = 64h + 16c + (4t + 0..3)      word t of load h is step 4h + t (pairs 02 13)
+ *   DI_BF16      k = 32h + 8c + (2t, 2t+1)        word t of load h is half of step 2h + t/2 (t even: slots 2c, 2c+1)
+ *
+ * A kernel gives a plan (below): which units of work its block does. Consumers and producer walk the same units; loads
+ * of weights run on into the next unit, so that memory is never idle between two. */
+#ifndef DI_TILES_SM90_CUH
+#define DI_TILES_SM90_CUH
+
+#include "cu.cuh"
+#include "sm90.cuh"
+
+enum { TILE_K = 128, TILE_W_ROWS = 64 /* of a warpgroup */, TILE_GROUP = 128 /* threads of a warpgroup */ };
+
+/* A plan is a struct with these members; i counts the units of this block of threads from 0.
+ *
+ *   int n_blocks(int i)                       blocks of 128 k of unit i; 0: there is no unit i
+ *   void rows(int i, tile_rows<T> &r)         the calling consumer thread's two rows of W at the unit's first block, by
+ *                                             r.set(0 or 1, ...): mma rows lane/4 and lane/4 + 8 of the warp's 16. Any
+ *                                             two rows of memory; out of range is not allowed (repeat another row)
+ *   void done(int i, const float (&acc)[N / 2])   takes the sums, all threads of a warpgroup together: acc[4j + 2r + e]
+ *                                             is row r (0, 1) of the thread's two and column 8j + 2*(lane%4) + e. Not
+ *                                             written to: the compiler would wait for multiplies at every block
+ *   int x_row(int i, int n)                   tile_convert: row of the activations of column n < N; -1: zeros
+ *   int x_col(int i)                          tile_convert: the unit's first column there, a multiple of 128
+ *   const uint8_t *x_tiles(int i)             tile_copy: the unit's first packed block; the others follow it */
+
+/* ---- weights ---------------------------------------------------------------------------------------------------- */
+
+template <di_dtype T> struct tile_type;
+template <> struct tile_type<DI_F4_E2M1> {
+    static constexpr int LOADS = 1, BLOCK_BYTES = 64; /* of a row */
+    static constexpr uint32_t BIAS = 126;             /* a scale b multiplies the placed bits by 2^(b + BIAS - 127) */
+};
+template <> struct tile_type<DI_F8_E4M3> {
+    static constexpr int LOADS = 2, BLOCK_BYTES = 128;
+    static constexpr uint32_t BIAS = 120;
+};
+template <> struct tile_type<DI_BF16> {
+    static constexpr int LOADS = 4, BLOCK_BYTES = 256;
+    static constexpr uint32_t BIAS = 0;
+};
+
+/* A thread's two rows of W. */
+template <di_dtype T> struct tile_rows {
+    const uint8_t *data[2];  /* this thread's first 16 bytes */
+    const uint8_t *scale[2]; /* of the row's block of 128: four bytes, aligned to 4 */
+
+    /* Row `row` of w, from column `col` (a multiple of 128) on. n_in is a multiple of 128, w.data aligned to 16,
+     * w.scale to 4. */
+    __device__ void set(int r, const di_mat &w, int64_t row, int64_t col) {
+        data[r] =
+            (const uint8_t *)w.data + (row * w.n_in + col) / 128 * tile_type<T>::BLOCK_BYTES + threadIdx.x % 4 * 16;
+        if (T == DI_F8_E4M3)
+            scale[r] = w.scale + (row / 32 * w.n_in + col) / 32;
+        else if (T == DI_F4_E2M1)
+            scale[r] = w.scale + (row * w.n_in + col) / 32;
+    }
+    __device__ void next() {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            data[r] += tile_type<T>::BLOCK_BYTES;
+            if (T != DI_BF16)
+                scale[r] += 4;
+        }
+    }
+};
+
+/* A thread's share of a block as it comes from memory. */
+template <di_dtype T> struct tile_raw {
+    uint4 w[2][tile_type<T>::LOADS];
+    uint32_t s[2];
+
+    __device__ void load(const tile_rows<T> &rows) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+#pragma unroll
+            for (int h = 0; h < tile_type<T>::LOADS; h++)
+                w[r][h] = cu_load16_once(rows.data[r] + h * 64);
+            s[r] = T == DI_BF16 ? 0 : __ldg((const uint32_t *)rows.scale[r]);
+            if (T == DI_BF16)
+                cu_pin(s[r]); /* a zero that the compiler doesn't know */
+        }
+    }
+};
+
+/* Two codes in bytes 1 and 3 to bf16 * 2^-120: sign, then exponent and mantissa at bits 10..4. */
+__device__ static inline uint32_t tile_place_e4m3(uint32_t w) {
+    return (w & 0x80008000u) | (w >> 4 & 0x07F007F0u);
+}
+/* The 8 codes of a word to bf16 * 2^-126, pair j = codes j and j + 4. A multiplication by two powers of two puts a copy
+ * of the code where its sign must be and another where the rest must be; the mask keeps both. */
+__device__ static inline void tile_place_e2m1(uint32_t w, uint32_t (&pair)[4]) {
+    uint32_t high = w >> 8;
+    pair[0] = ((w & 0x000F000Fu) * 0x1040u) & 0x81C081C0u;
+    pair[1] = ((w & 0x00F000F0u) * 0x0104u) & 0x81C081C0u;
+    pair[2] = ((high & 0x000F000Fu) * 0x1040u) & 0x81C081C0u;
+    pair[3] = ((high & 0x00F000F0u) * 0x0104u) & 0x81C081C0u;
+}
+
+/* The factor for scale b as a pair of bf16, and a second one for scales whose factor alone is beyond bf16. */
+template <di_dtype T> __device__ static inline uint32_t tile_factor(uint32_t b) {
+    return (b + tile_type<T>::BIAS) * 0x00800080u;
+}
+template <di_dtype T> __device__ static inline bool tile_is_large(uint32_t b) {
+    return b > 254 - tile_type<T>::BIAS;
+}
+template <di_dtype T> __device__ static inline void tile_factors_large(uint32_t b, uint32_t &f, uint32_t &f2) {
+    f2 = 0x3F803F80u;
+    if (tile_is_large<T>(b)) {
+        f = b == 255 ? 0x7FC07FC0u : 254 * 0x00800080u;
+        f2 = b == 255 ? 0x3F803F80u : (b - (254 - tile_type<T>::BIAS) + 127) * 0x00800080u;
+    }
+}
+
+/* Half a block (HALF 0, 1) as operand A of its four steps. All lanes of the warp together. */
+template <di_dtype T, int HALF> __device__ static inline void tile_widen(tile_raw<T> &raw, uint32_t (&a)[4][4]) {
+    /* Not before the wait that frees a: what follows depends on this. */
+    constexpr int LOADS = tile_type<T>::LOADS, PER_HALF = LOADS > 1 ? LOADS / 2 : 1;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+#pragma unroll
+        for (int h = 0; h < PER_HALF; h++) {
+            uint4 &v = raw.w[r][LOADS > 1 ? HALF * PER_HALF + h : 0];
+            if (LOADS > 1 || HALF == 0) {
+                cu_pin(v.x);
+                cu_pin(v.y);
+            }
+            if (LOADS > 1 || HALF == 1) {
+                cu_pin(v.z);
+                cu_pin(v.w);
+            }
+        }
+    }
+    uint32_t c = threadIdx.x % 4;
+    if (T == DI_BF16) {
+        /* Times one, so that multiplies read other registers than the next loads write; and a second time in a branch
+         * that is never taken (s is 0): without it ptxas waits for each multiply before the next (its note C7513). */
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+#pragma unroll
+            for (int s = 0; s < 4; s++) {
+                const uint4 &v = raw.w[r][(HALF * 2 + s / 2) % LOADS];
+                a[s][r] = cu_mul_bf16x2(s % 2 ? v.z : v.x, 0x3F803F80u);
+                a[s][2 + r] = cu_mul_bf16x2(s % 2 ? v.w : v.y, 0x3F803F80u);
+            }
+        }
+        if (__any_sync(0xFFFFFFFFu, raw.s[0] != 0)) {
+#pragma unroll
+            for (int i = 0; i < 16; i++)
+                a[i / 4][i % 4] = cu_mul_bf16x2(a[i / 4][i % 4], raw.s[0]);
+        }
+        return;
+    }
+    /* Byte of the scale word: DI_F4_E2M1 has 32 k of one group in a row's 16 bytes, DI_F8_E4M3 16 k of group 2h + c/2.
+     */
+    uint32_t byte = T == DI_F4_E2M1 ? c : HALF * 2 + c / 2;
+    uint32_t b[2], f[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        b[r] = raw.s[r] >> byte * 8 & 255;
+        f[r] = tile_factor<T>(b[r]);
+    }
+    bool is_large = __any_sync(0xFFFFFFFFu, tile_is_large<T>(b[0]) || tile_is_large<T>(b[1]));
+    uint32_t f2[2] = {0x3F803F80u, 0x3F803F80u};
+    if (is_large) {
+        tile_factors_large<T>(b[0], f[0], f2[0]);
+        tile_factors_large<T>(b[1], f[1], f2[1]);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (T == DI_F8_E4M3) {
+            const uint4 &v = raw.w[r][HALF % tile_type<T>::LOADS];
+#pragma unroll
+            for (int t = 0; t < 4; t++) {
+                uint32_t w = t == 0 ? v.x : t == 1 ? v.y : t == 2 ? v.z : v.w;
+                a[t][r] = cu_mul_bf16x2(tile_place_e4m3(w << 8), f[r]);
+                a[t][2 + r] = cu_mul_bf16x2(tile_place_e4m3(w), f[r]);
+            }
+        } else {
+            const uint4 &v = raw.w[r][0];
+#pragma unroll
+            for (int t = 0; t < 2; t++) {
+                uint32_t pair[4];
+                tile_place_e2m1(HALF ? t ? v.w : v.z : t ? v.y : v.x, pair);
+                a[2 * t][r] = cu_mul_bf16x2(pair[0], f[r]);
+                a[2 * t][2 + r] = cu_mul_bf16x2(pair[1], f[r]);
+                a[2 * t + 1][r] = cu_mul_bf16x2(pair[2], f[r]);
+                a[2 * t + 1][2 + r] = cu_mul_bf16x2(pair[3], f[r]);
+            }
+        }
+    }
+    if (is_large) {
+#pragma unroll
+        for (int s = 0; s < 4; s++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                a[s][i] = cu_mul_bf16x2(a[s][i], f2[i % 2]);
+        }
+    }
+}
+
+/* ---- the ring of activations -------------------------------------------------------------------------------------
+ * A stage is one packed tile: N rows of 128 slots, two panels of 64, each row 128 bytes with the 128-byte swizzle. */
+
+template <int N> struct tile_x_bytes { static constexpr int STAGE = N * TILE_K * 2; };
+
+template <int N, int STAGES> struct tile_ring {
+    uint8_t *stages; /* [STAGES][N*256], aligned to 1024 */
+    uint64_t *full, *empty;
+
+    static constexpr size_t BYTES = (size_t)STAGES * tile_x_bytes<N>::STAGE + 2 * STAGES * sizeof(uint64_t);
+
+    /* From BYTES bytes of shared memory, aligned to 1024. */
+    __device__ explicit tile_ring(uint8_t *shared)
+        : stages(shared), full((uint64_t *)(shared + STAGES * tile_x_bytes<N>::STAGE)), empty(full + STAGES) {
+    }
+    /* By one thread, before a barrier of the block (of the cluster, if it shares activations). n_fills: arrivals that
+     * fill a stage, 4 for tile_convert and 1 for tile_copy; n_uses: warps of consumers that read it, in all blocks of
+     * the cluster. */
+    __device__ void init(int n_fills, int n_uses) {
+        for (int s = 0; s < STAGES; s++) {
+            cu_mbar_init(&full[s], n_fills);
+            cu_mbar_init(&empty[s], n_uses);
+        }
+        cu_fence_mbar_init();
+    }
+};
+
+/* A place in the ring and the parity of its round. */
+template <int STAGES> struct tile_at {
+    uint32_t stage = 0, parity = 0;
+
+    __device__ void next() {
+        if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+/* ---- consumers --------------------------------------------------------------------------------------------------- */
+
+/* What loads weights ahead of the multiplies, through all units. */
+template <di_dtype T, class Plan> struct tile_feed {
+    tile_rows<T> rows;
+    int unit = 0, left = 0; /* left: blocks of the unit */
+    bool is_over = false;
+
+    __device__ void load(Plan &plan, tile_raw<T> &raw) {
+        if (__builtin_expect(left == 0, 0)) {
+            if (is_over)
+                return;
+            left = plan.n_blocks(unit);
+            is_over = left == 0;
+            if (is_over)
+                return;
+            plan.rows(unit++, rows);
+        }
+        raw.load(rows);
+        rows.next();
+        left--;
+    }
+};
+
+/* All units of the plan by one warpgroup. DEPTH: blocks of weights under way. CLUSTER: blocks of threads that share the
+ * ring's contents; then no block may leave the kernel before all have come to its end. */
+template <di_dtype T, int N, int STAGES, int DEPTH, int CLUSTER, class Plan> struct tile_consumer {
+    const tile_ring<N, STAGES> &ring;
+    Plan &plan;
+    tile_feed<T, Plan> feed;
+    tile_raw<T> raw[DEPTH];
+    float acc[N / 2];
+    uint32_t a[2][4][4]; /* operand A of the halves of a block: one is made while the other is multiplied */
+    uint64_t desc0;
+    tile_at<STAGES> at;
+    int unit, left, keep; /* keep: 0 where a unit begins */
+    uint32_t before;      /* stage of the block before, not yet released while keep is set */
+
+    __device__ tile_consumer(const tile_ring<N, STAGES> &r, Plan &p) : ring(r), plan(p) {
+        fill<0>();
+        desc0 = cu_desc_k128(cu_smem(ring.stages));
+        unit = keep = 0;
+        before = 0;
+        left = plan.n_blocks(0);
+    }
+    template <int D> __device__ void fill() {
+        feed.load(plan, raw[D]);
+        if constexpr (D + 1 < DEPTH)
+            fill<D + 1>();
+    }
+    __device__ void release(uint32_t stage) {
+        uint32_t lane = threadIdx.x % DI_WARP;
+        if (CLUSTER == 1) {
+            if (lane == 0)
+                cu_mbar_arrive(&ring.empty[stage]);
+        } else if (lane < CLUSTER) {
+            cu_mbar_arrive_remote(&ring.empty[stage], lane);
+        }
+    }
+    template <int HALF> __device__ void multiply(uint64_t desc) {
+        /* The words of A are there before the fence, not made between multiplies. */
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            cu_pin(a[HALF][i / 4][i % 4]);
+        cu_wgmma_fence();
+#pragma unroll
+        for (int s = 0; s < 4; s++)
+            cu_wgmma_bf16_rs(acc, a[HALF][s], cu_desc_add(desc, HALF * N * 128 + s * 32), HALF || s ? 1 : keep);
+        cu_wgmma_commit();
+    }
+    /* Blocks from the one whose weights are in raw[D] on, to raw[DEPTH - 1]; false after the last unit. The end of a
+     * unit is here for every D: a common place for it would make the compiler wait for multiplies at each block. */
+    template <int D> __device__ bool blocks() {
+        uint64_t desc = cu_desc_add(desc0, at.stage * tile_x_bytes<N>::STAGE);
+        cu_wgmma_wait<1>(); /* a[0] is free: the first half of the block before is done */
+        tile_widen<T, 0>(raw[D], a[0]);
+        cu_mbar_wait(&ring.full[at.stage], at.parity);
+        multiply<0>(desc);
+        cu_wgmma_wait<1>(); /* so is a[1], and with it the stage of the block before */
+        if (keep)
+            release(before);
+        tile_widen<T, 1>(raw[D], a[1]);
+        feed.load(plan, raw[D]);
+        multiply<1>(desc);
+        before = at.stage;
+        keep = 1;
+        at.next();
+        if (__builtin_expect(--left == 0, 0)) {
+            cu_wgmma_wait<0>();
+            cu_wgmma_pin(acc);
+            release(before);
+            plan.done(unit, (const float(&)[N / 2]) acc);
+            keep = 0;
+            left = plan.n_blocks(++unit);
+            if (left == 0)
+                return false;
+        }
+        if constexpr (D + 1 < DEPTH)
+            return blocks<D + 1>();
+        return true;
+    }
+    __device__ void run() {
+        if (left == 0)
+            return;
+        while (blocks<0>()) {
+        }
+    }
+};
+
+template <di_dtype T, int N, int STAGES, int DEPTH, int CLUSTER, class Plan>
+__device__ static inline void tile_consume(const tile_ring<N, STAGES> &ring, Plan &plan) {
+    tile_consumer<T, N, STAGES, DEPTH, CLUSTER, Plan> consumer(ring, plan);
+    consumer.run();
+}
+
+/* ---- activations into tiles --------------------------------------------------------------------------------------
+ * A piece is what one thread converts: 4 pieces of a row and block hold 32 values each, 8 (for DI_F8_E4M3's order) 16.
+ * T is the type of the weights, whose order of k the tile has; activations are DI_BF16 where T is, else DI_F8_E4M3. */
+
+template <di_dtype T> struct tile_piece_type;
+template <> struct tile_piece_type<DI_F4_E2M1> {
+    typedef uint2 load;
+    static constexpr int PIECES = 4;
+};
+template <> struct tile_piece_type<DI_F8_E4M3> {
+    typedef uint32_t load;
+    static constexpr int PIECES = 8;
+};
+template <> struct tile_piece_type<DI_BF16> {
+    typedef uint4 load;
+    static constexpr int PIECES = 4;
+};
+
+/* Two codes in bytes 1 and 3 times their scale, exact; NaN stays NaN. */
+__device__ static inline uint32_t tile_x_pair(uint32_t w, uint32_t b) {
+    uint32_t f = tile_factor<DI_F8_E4M3>(b), f2, v = tile_place_e4m3(w);
+    uint32_t nan = (((v & 0x07F007F0u) + 0x00100010u) & 0x08000800u) >> 11; /* 1 where the code is 7F or FF */
+    v |= nan * 0x7FC0u;
+    if (tile_is_large<DI_F8_E4M3>(b)) {
+        tile_factors_large<DI_F8_E4M3>(b, f, f2);
+        v = cu_mul_bf16x2(v, f2);
+    }
+    return cu_mul_bf16x2(v, f);
+}
+
+template <di_dtype T> struct tile_piece {
+    typedef typename tile_piece_type<T>::load load_type;
+    static constexpr int PIECES = tile_piece_type<T>::PIECES; /* of a row and block */
+    load_type v[4];                                           /* of c = 0..3 */
+    uint32_t scales;                                          /* of the block's four groups */
+
+    /* Piece p of the block of 128 values that starts at data (aligned to 16); scale: its four bytes, aligned to 4.
+     * data NULL: zeros. */
+    __device__ void load(const uint8_t *data, const uint8_t *scale, int p) {
+        if (!data) {
+#pragma unroll
+            for (int c = 0; c < 4; c++)
+                v[c] = load_type{};
+            scales = 0;
+            return;
+        }
+        const load_type *at = (const load_type *)data;
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            if (T == DI_F8_E4M3)
+                v[c] = at[(p / 4) * 16 + c * 4 + p % 4];
+            else if (T == DI_F4_E2M1)
+                v[c] = at[c * 4 + p];
+            else
+                v[c] = at[p * 4 + c];
+        }
+        scales = T == DI_BF16 ? 0 : *(const uint32_t *)scale;
+    }
+
+    /* Writes it to row n of a tile of n_rows rows. */
+    __device__ void store(uint8_t *tile, int n_rows, int n, int p) const;
+};
+
+template <> __device__ inline void tile_piece<DI_F8_E4M3>::store(uint8_t *tile, int n_rows, int n, int p) const {
+    uint4 q0, q1; /* step p: slots 0..7, 8..15 */
+    uint32_t low = scales >> (p / 4) * 16 & 255, high = scales >> ((p / 4) * 16 + 8) & 255;
+    q0 = make_uint4(tile_x_pair(v[0] << 8, low), tile_x_pair(v[1] << 8, low), tile_x_pair(v[2] << 8, high),
+                    tile_x_pair(v[3] << 8, high));
+    q1 = make_uint4(tile_x_pair(v[0], low), tile_x_pair(v[1], low), tile_x_pair(v[2], high), tile_x_pair(v[3], high));
+    *(uint4 *)(tile + cu_sw128(n, p * 32, n_rows)) = q0;
+    *(uint4 *)(tile + cu_sw128(n, p * 32 + 16, n_rows)) = q1;
+}
+template <> __device__ inline void tile_piece<DI_F4_E2M1>::store(uint8_t *tile, int n_rows, int n, int p) const {
+#pragma unroll
+    for (int j = 0; j < 4; j++) { /* codes j and j + 4 of the eight */
+        uint32_t sel = (uint32_t)(j << 4 | (4 + j) << 12), q[4];
+#pragma unroll
+        for (int c = 0; c < 4; c++)
+            q[c] = tile_x_pair(__byte_perm(v[c].x, v[c].y, sel), scales >> c * 8 & 255);
+        *(uint4 *)(tile + cu_sw128(n, p * 64 + j * 16, n_rows)) = make_uint4(q[0], q[1], q[2], q[3]);
+    }
+}
+template <> __device__ inline void tile_piece<DI_BF16>::store(uint8_t *tile, int n_rows, int n, int p) const {
+    *(uint4 *)(tile + cu_sw128(n, p * 64, n_rows)) = make_uint4(v[0].x, v[1].x, v[2].x, v[3].x);
+    *(uint4 *)(tile + cu_sw128(n, p * 64 + 16, n_rows)) = make_uint4(v[0].y, v[1].y, v[2].y, v[3].y);
+    *(uint4 *)(tile + cu_sw128(n, p * 64 + 32, n_rows)) = make_uint4(v[0].z, v[1].z, v[2].z, v[3].z);
+    *(uint4 *)(tile + cu_sw128(n, p * 64 + 48, n_rows)) = make_uint4(v[0].w, v[1].w, v[2].w, v[3].w);
+}
+
+/* Whether the rows of x can be read by pieces: n_cols is a multiple of 128. Host. */
+static inline bool tile_fits_act(const di_act *x) {
+    int64_t size = x->dtype == DI_BF16 ? 2 : 1;
+    return x->n_cols % TILE_K == 0 && (uintptr_t)x->data % 16 == 0 && x->stride * size % 16 == 0 &&
+           (uintptr_t)x->scale % 4 == 0;
+}
+/* Whether w can be read by tile_raw. Host. */
+static inline bool tile_fits_mat(const di_mat *w) {
+    return (w->dtype == DI_F8_E4M3 || w->dtype == DI_F4_E2M1 || w->dtype == DI_BF16) && w->n_in % TILE_K == 0 &&
+           (uintptr_t)w->data % 16 == 0 && (uintptr_t)w->scale % 4 == 0;
+}
+
+/* Block kb of row `row` of x as data and scale of tile_piece::load; row -1: zeros. */
+template <di_dtype T> struct tile_x_row {
+    const uint8_t *data, *scale;
+
+    __device__ void set(const di_act &x, int64_t row, int64_t col) {
+        data = scale = NULL;
+        if (row >= 0) {
+            data = (const uint8_t *)x.data + (row * x.stride + col) * (T == DI_BF16 ? 2 : 1);
+            scale = T == DI_BF16 ? NULL : x.scale + (row * x.n_cols + col) / 32;
+        }
+    }
+    __device__ const uint8_t *data_at(int kb) const {
+        return data ? data + (size_t)kb * TILE_K * (T == DI_BF16 ? 2 : 1) : NULL;
+    }
+    __device__ const uint8_t *scale_at(int kb) const {
+        return scale + (size_t)kb * (TILE_K / 32);
+    }
+};
+
+/* Fills the ring for all units of the plan from rows of x; one warpgroup (tid 0..127). */
+template <di_dtype T, int N, int STAGES, class Plan>
+__device__ static inline void tile_convert(const tile_ring<N, STAGES> &ring, Plan &plan, const di_act &x, int tid) {
+    constexpr int P = tile_piece<T>::PIECES, SHARE = (N * P + TILE_GROUP - 1) / TILE_GROUP;
+    tile_x_row<T> row[SHARE];
+    tile_piece<T> now[SHARE], ahead[SHARE];
+    int unit = 0, n = plan.n_blocks(0), kb = 0;
+    auto set_rows = [&]() {
+        int col = plan.x_col(unit);
+#pragma unroll
+        for (int i = 0; i < SHARE; i++) {
+            int at = tid + i * TILE_GROUP;
+            row[i].set(x, at < N * P ? plan.x_row(unit, at / P) : -1, col);
+        }
+    };
+    auto load = [&](tile_piece<T>(&piece)[SHARE]) {
+#pragma unroll
+        for (int i = 0; i < SHARE; i++)
+            piece[i].load(row[i].data_at(kb), row[i].scale_at(kb), (tid + i * TILE_GROUP) % P);
+    };
+    if (n == 0)
+        return;
+    set_rows();
+    load(now);
+    tile_at<STAGES> at;
+    for (;;) {
+        if (++kb == n) {
+            n = plan.n_blocks(++unit);
+            kb = 0;
+            if (n)
+                set_rows();
+        }
+        if (n)
+            load(ahead);
+        cu_mbar_wait(&ring.empty[at.stage], at.parity ^ 1);
+        uint8_t *tile = ring.stages + (size_t)at.stage * tile_x_bytes<N>::STAGE;
+#pragma unroll
+        for (int i = 0; i < SHARE; i++) {
+            int q = tid + i * TILE_GROUP;
+            if (N * P % TILE_GROUP == 0 || q < N * P)
+                now[i].store(tile, N, q / P, q % P);
+        }
+        cu_fence_async();
+        __syncwarp();
+        if (tid % DI_WARP == 0)
+            cu_mbar_arrive(&ring.full[at.stage]);
+        if (n == 0)
+            return;
+        at.next();
+#pragma unroll
+        for (int i = 0; i < SHARE; i++)
+            now[i] = ahead[i];
+    }
+}
+
+/* Fills the ring with packed tiles by the copy engine; one thread. CLUSTER > 1: every block of the cluster has the same
+ * x_tiles, takes its share of each tile and gives it to all. */
+template <int N, int STAGES, int CLUSTER, class Plan>
+__device__ static inline void tile_copy(const tile_ring<N, STAGES> &ring, Plan &plan) {
+    constexpr int BYTES = tile_x_bytes<N>::STAGE, SHARE = BYTES / CLUSTER;
+    uint32_t rank = CLUSTER > 1 ? cu_cluster_rank() : 0;
+    tile_at<STAGES> at;
+    for (int unit = 0;; unit++) {
+        int n = plan.n_blocks(unit);
+        if (n == 0)
+            break;
+        const uint8_t *from = plan.x_tiles(unit) + rank * SHARE;
+        for (int kb = 0; kb < n; kb++, from += BYTES, at.next()) {
+            if (CLUSTER > 1)
+                cu_mbar_wait_cluster(&ring.empty[at.stage], at.parity ^ 1);
+            else
+                cu_mbar_wait(&ring.empty[at.stage], at.parity ^ 1);
+            cu_mbar_arrive_expect(&ring.full[at.stage], BYTES);
+            uint32_t to = cu_smem(ring.stages) + at.stage * BYTES + rank * SHARE;
+            if (CLUSTER > 1)
+                cu_bulk_load_multicast(to, from, SHARE, &ring.full[at.stage], (uint16_t)((1 << CLUSTER) - 1));
+            else
+                cu_bulk_load(to, from, SHARE, &ring.full[at.stage]);
+        }
+    }
+}
+
+/* One piece of packed tiles in device memory, for the kernel that makes them: value block kb of the row at `row` to row
+ * n of the tile at `tile` (n_rows rows, tile_x_bytes each). */
+template <di_dtype T>
+__device__ static inline void tile_pack(uint8_t *tile, int n_rows, int n, const tile_x_row<T> &row, int kb, int p) {
+    tile_piece<T> piece;
+    piece.load(row.data_at(kb), row.scale_at(kb), p);
+    piece.store(tile, n_rows, n, p);
+}
+
+#endif
