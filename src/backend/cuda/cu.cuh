@@ -29,6 +29,10 @@ __device__ static inline float cu_round_bf16(float f) {
 __device__ static inline float cu_e8m0_to_f32(uint8_t b) {
     return __uint_as_float(b == 255 ? 0x7FC00000u : b ? (uint32_t)b << 23 : 0x00400000u);
 }
+/* v times the scale b. 2^-127 is flushed where a kernel reads it, so that it comes in two steps. */
+__device__ static inline float cu_scaled(float v, uint8_t b) {
+    return b ? v * cu_e8m0_to_f32(b) : v * 0x1p-126f * 0.5f;
+}
 /* OCP E4M3 "fn": exact in float. */
 __device__ static inline float cu_e4m3_to_f32(uint8_t code) {
     uint32_t sign = (uint32_t)(code & 0x80) << 24, m = code & 7u, e = (code >> 3) & 15u;
@@ -54,7 +58,7 @@ __device__ static inline float cu_act_load(const di_act &x, int64_t row, int64_t
         return ((const float *)x.data)[at];
     if (x.dtype == DI_BF16)
         return cu_bf16_to_f32(((const uint16_t *)x.data)[at]);
-    return cu_e4m3_to_f32(((const uint8_t *)x.data)[at]) * cu_e8m0_to_f32(x.scale[row * (x.n_cols / 32) + col / 32]);
+    return cu_scaled(cu_e4m3_to_f32(((const uint8_t *)x.data)[at]), x.scale[row * (x.n_cols / 32) + col / 32]);
 }
 __device__ static inline void cu_act_store(const di_act &x, int64_t row, int64_t col, float v) {
     int64_t at = row * x.stride + col;
@@ -72,10 +76,10 @@ __device__ static inline float cu_mat_load(const di_mat &w, int64_t o, int64_t i
     if (w.dtype == DI_BF16)
         return cu_bf16_to_f32(((const uint16_t *)w.data)[at]);
     if (w.dtype == DI_F8_E4M3)
-        return cu_e4m3_to_f32(((const uint8_t *)w.data)[at]) *
-               cu_e8m0_to_f32(w.scale[o / 32 * ((w.n_in + 31) / 32) + i / 32]);
+        return cu_scaled(cu_e4m3_to_f32(((const uint8_t *)w.data)[at]),
+                         w.scale[o / 32 * ((w.n_in + 31) / 32) + i / 32]);
     uint32_t byte = ((const uint8_t *)w.data)[at / 2];
-    return cu_e2m1_to_f32(at % 2 ? byte >> 4 : byte & 15u) * cu_e8m0_to_f32(w.scale[o * (w.n_in / 32) + i / 32]);
+    return cu_scaled(cu_e2m1_to_f32(at % 2 ? byte >> 4 : byte & 15u), w.scale[o * (w.n_in / 32) + i / 32]);
 }
 
 /* ---- exp, with tensor/math_inline.h's steps ----------------------------------------------------------------------

@@ -52,12 +52,6 @@ typedef struct gather_table {
     const int64_t *rows;
 } gather_table;
 
-/* code * 2^(b-127), right for b = 0 too, whose power alone is subnormal. */
-__device__ static inline float scaled(uint8_t code, uint8_t b) {
-    float v = cu_e4m3_to_f32(code);
-    return b ? v * cu_e8m0_to_f32(b) : v * 0x1p-126f * 0.5f;
-}
-
 /* Codes and scales as stored. A block a token: a thread takes U's of codes, then bytes of scales; all reads are
  * independent, and those of a table row are neighbours. */
 template <class U> __global__ void engram_gather_kernel(gather_table t, di_act out) {
@@ -88,7 +82,8 @@ __global__ void engram_values_kernel(gather_table t, di_act out) {
     for (int32_t unit = (int32_t)threadIdx.x; unit < t.n_cols * t.dim; unit += (int32_t)blockDim.x) {
         int64_t id = t.rows[row * t.n_cols + unit / t.dim], at = unit % t.dim;
         bool is_stored = id >= 0 && id < t.n_table;
-        float v = is_stored ? scaled(t.codes[id * t.dim + at], t.scales[id * (t.dim / 32) + at / 32]) : 0.0f;
+        float v = is_stored ? cu_scaled(cu_e4m3_to_f32(t.codes[id * t.dim + at]), t.scales[id * (t.dim / 32) + at / 32])
+                            : 0.0f;
         cu_act_store(out, row, unit, v);
     }
 }
