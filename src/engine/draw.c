@@ -303,18 +303,15 @@ static di_status launch_drawn(di_runner *r, di_step *step, const float *logits, 
 }
 
 static void take_drawn(di_runner *r, di_step *step) {
-    di_error err = {.code = step->draw_status};
-    if (step->draw_status)
-        err = step->draw_error;
-    else
-        step->draw_status = di_drawer_wait(r, step->tops, &err);
+    if (!step->draw_status)
+        step->draw_status = di_drawer_wait(r, step->tops, &step->draw_error);
     for (int32_t k = 0; k < step->n_drawn; k++) {
         int32_t i = step->drawn[k];
         const di_step_row *row = &step->samples[i];
         di_step_result *result = &step->results[i];
         row->seq->coming_row = -1;
         if (step->draw_status) {
-            step->errors[i] = err;
+            step->errors[i] = step->draw_error;
             result->status = step->draw_status;
         } else if (lacks_mask(step, row)) {
             result->status = no_mask(r, row->seq->masks, row->position, &result->token, &step->errors[i]);
