@@ -386,7 +386,8 @@ class Limits(ServerCase):
         self.server.wait_running(6)
         self.assertEqual(content(self.server.post(PATH, SUM)), run_lines([SUM])[0]["message"]["content"])
         self.server.wait_idle(40)
-        wait_until(lambda: self.cut_off() - before >= 3, 5, "all three are cut off")
+        # Where the engine was faster than the timeouts; the system's probes of a closed window count as progress.
+        wait_until(lambda: self.cut_off() - before >= 3, 30, "all three are cut off")
         self.assertGreaterEqual(self.server.engine()["n_abort"], 6)
         for wire in wires:
             wire.close()
