@@ -76,8 +76,8 @@ static di_status open_kernels(kernels *k, di_bench *b, di_error *err) {
                         .experts_max = 384,
                         .experts_per_row_max = 6,
                         .intermediate = OUT};
-    load.backend = strcmp(load.backend, "auto") ? load.backend : "cpu";
-    if (strcmp(load.backend, "cpu"))
+    load.backend = strcmp(load.backend, "auto") == 0 ? "cpu" : load.backend;
+    if (strcmp(load.backend, "cpu") != 0)
         return di_fail(
             err, DI_ERR_UNSUPPORTED,
             "bench kernels: its rows are of the processor's kernels, found backend '%s'; those of a GPU have "
