@@ -13,28 +13,14 @@
  * GB/s: bytes of the experts that the rows chose, and of the shared one, each once. TFLOPS: 2*3*5120*2304 for each pair
  * of row and expert, the shared one too. Limits: reading 4 GiB, copying (read and written bytes), cuBLASLt's bf16
  * product 8192^3. */
-#include <dlfcn.h>
-
-#include <algorithm>
 #include <cmath>
 #include <cstdarg>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <vector>
 
 #include "backend/cuda/moe.cuh"
+#include "yardstick.cuh"
 
 enum { H = 5120, I = 2304, E = 384, K = 6, SETS = 8, ROWS_MAX = 32768, SAMPLES = 4 };
-
-#define OK(call)                                                                                                       \
-    do {                                                                                                               \
-        cudaError_t e_ = (call);                                                                                       \
-        if (e_ != cudaSuccess) {                                                                                       \
-            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(e_));                     \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
 
 /* What the kernel files want of the layers below. */
 extern "C" di_status di_fail(di_error *, di_status code, const char *format, ...) {
@@ -55,21 +41,9 @@ di_status di_cuda_check(cudaError_t e, di_error *err, const char *what) {
 static di_device dev;
 static di_stream stream;
 
-template <class T> static T *device(int64_t n) {
-    T *p;
-    OK(cudaMalloc(&p, (size_t)n * sizeof(T)));
-    return p;
-}
-
 /* ---- random data --------------------------------------------------------------------------------------------------
  */
 
-__host__ __device__ static inline uint64_t mix(uint64_t x) {
-    x += 0x9E3779B97F4A7C15ull;
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9ull;
-    x = (x ^ x >> 27) * 0x94D049BB133111EBull;
-    return x ^ x >> 31;
-}
 static double unit(uint64_t *state) {
     return ((double)(mix((*state)++) >> 11) + 0.5) * 0x1p-53;
 }
@@ -122,7 +96,8 @@ __global__ void __launch_bounds__(128) ref_up(di_moe_args a, const di_expert *ta
 }
 /* Through QA and back; a warp is a group. */
 __global__ void ref_quant(float *act) {
-    float *p = act + (int64_t)blockIdx.x * 32 + threadIdx.x, v = *p, most = fmaxf(cu_warp_max(fabsf(v)), 1e-4f);
+    float *p = act + (int64_t)blockIdx.x * 32 + threadIdx.x, v = *p; /* bits of values >= 0 have their order */
+    float most = fmaxf(__uint_as_float(__reduce_max_sync(0xFFFFFFFFu, __float_as_uint(fabsf(v)))), 1e-4f);
     float scale = exp2f(ceilf(log2f(most / 448.0f)));
     float q = fabsf(v) / scale, step = q < 0x1p-6f ? 0x1p-9f : exp2f(floorf(log2f(q)) - 3);
     *p = copysignf(fminf(rintf(q / step) * step, 448.0f) * scale, v);
@@ -172,27 +147,6 @@ static double check(const di_moe_args &a) {
     return worst;
 }
 
-/* ---- timing -------------------------------------------------------------------------------------------------------
- */
-
-template <class F> static double median_ms(int n, F f) {
-    std::vector<float> ms(n);
-    cudaEvent_t from, to;
-    OK(cudaEventCreate(&from));
-    OK(cudaEventCreate(&to));
-    f();
-    for (int i = 0; i < n; i++) {
-        OK(cudaEventRecord(from, stream.stream));
-        f();
-        OK(cudaEventRecord(to, stream.stream));
-        OK(cudaEventSynchronize(to));
-        OK(cudaEventElapsedTime(&ms[i], from, to));
-    }
-    OK(cudaEventDestroy(from));
-    OK(cudaEventDestroy(to));
-    std::sort(ms.begin(), ms.end());
-    return ms[n / 2];
-}
 /* Of one of the things that f puts on the stream, captured and run as a graph. */
 template <class F> static double graph_us(int n_runs, int n_things, F f) {
     cudaGraph_t graph;
@@ -201,89 +155,10 @@ template <class F> static double graph_us(int n_runs, int n_things, F f) {
     f();
     OK(cudaStreamEndCapture(stream.stream, &graph));
     OK(cudaGraphInstantiate(&exec, graph, 0));
-    double us = median_ms(n_runs, [&] { OK(cudaGraphLaunch(exec, stream.stream)); }) * 1e3 / n_things;
+    double us = median_ms(stream.stream, n_runs, [&] { OK(cudaGraphLaunch(exec, stream.stream)); }) * 1e3 / n_things;
     OK(cudaGraphExecDestroy(exec));
     OK(cudaGraphDestroy(graph));
     return us;
-}
-
-/* ---- the machine's limits -----------------------------------------------------------------------------------------
- */
-
-__global__ void read_all(const uint4 *p, int64_t n, uint32_t *out) {
-    uint32_t x = 0;
-    int64_t step = (int64_t)gridDim.x * blockDim.x, i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
-    for (; i + 3 * step < n; i += 4 * step) {
-        uint4 a = __ldg(p + i), b = __ldg(p + i + step), c = __ldg(p + i + 2 * step), d = __ldg(p + i + 3 * step);
-        x ^= a.x ^ a.y ^ a.z ^ a.w ^ b.x ^ b.y ^ b.z ^ b.w ^ c.x ^ c.y ^ c.z ^ c.w ^ d.x ^ d.y ^ d.z ^ d.w;
-    }
-    if (x == 0x12345678u)
-        *out = x;
-}
-
-/* cuBLASLt by the few functions that a product needs; its header may be absent. */
-static double cublaslt_tflops(const char *path) {
-    const char *names[] = {path,
-                           "libcublasLt.so.13",
-                           "libcublasLt.so",
-                           "libcublasLt.so.12",
-                           "/usr/local/cuda/lib64/libcublasLt.so",
-                           "/opt/torch/.venv/lib/python3.12/site-packages/nvidia/cu13/lib/libcublasLt.so.13"};
-    void *lib = NULL;
-    for (const char *name : names)
-        lib = lib || !name ? lib : dlopen(name, RTLD_NOW | RTLD_GLOBAL);
-    if (!lib)
-        return 0;
-    typedef int (*fn)(...);
-    auto at = [&](const char *name) { return (fn)dlsym(lib, name); };
-    struct found {
-        uint64_t algo[8];
-        size_t workspace;
-        int state;
-        float waves;
-        int reserved[4];
-    } best[8];
-    void *handle, *desc, *layout[3], *preference;
-    const int64_t n = 8192;
-    const int r_32f = 0, r_16bf = 14, compute_32f = 68, op_t = 1, attr_trans_a = 3, attr_workspace = 1;
-    size_t workspace = 64 << 20;
-    int n_found = 0;
-    if (!at("cublasLtCreate") || at("cublasLtCreate")(&handle) ||
-        at("cublasLtMatmulDescCreate")(&desc, compute_32f, r_32f) ||
-        at("cublasLtMatmulDescSetAttribute")(desc, attr_trans_a, &op_t, sizeof op_t))
-        return 0;
-    for (void *&l : layout)
-        if (at("cublasLtMatrixLayoutCreate")(&l, r_16bf, (uint64_t)n, (uint64_t)n, (int64_t)n))
-            return 0;
-    if (at("cublasLtMatmulPreferenceCreate")(&preference) ||
-        at("cublasLtMatmulPreferenceSetAttribute")(preference, attr_workspace, &workspace, sizeof workspace) ||
-        at("cublasLtMatmulAlgoGetHeuristic")(handle, desc, layout[0], layout[1], layout[2], layout[2], preference, 8,
-                                             best, &n_found) ||
-        !n_found)
-        return 0;
-    uint16_t *m[3];
-    for (int i = 0; i < 3; i++) {
-        m[i] = device<uint16_t>(n * n);
-        fill_bf16<<<1024, 256>>>(m[i], n * n, 90 + i);
-    }
-    OK(cudaDeviceSynchronize());
-    uint8_t *space = device<uint8_t>(workspace);
-    float one = 1, zero = 0;
-    double most = 0;
-    fn matmul = at("cublasLtMatmul");
-    for (int i = 0; i < std::min(n_found, 4); i++) {
-        int failed = 0;
-        double ms = median_ms(15, [&] {
-            failed |= matmul(handle, desc, &one, m[0], layout[0], m[1], layout[1], &zero, m[2], layout[2], m[2],
-                             layout[2], best[i].algo, space, workspace, stream.stream);
-        });
-        if (!failed)
-            most = std::max(most, 2.0 * n * n * n / ms * 1e-9);
-    }
-    for (uint16_t *p : m)
-        OK(cudaFree(p));
-    OK(cudaFree(space));
-    return most;
 }
 
 /* ---- cases --------------------------------------------------------------------------------------------------------
@@ -450,15 +325,15 @@ int main(int argc, char **argv) {
     uint8_t *from = device<uint8_t>(n_read), *to = device<uint8_t>(n_read);
     fill<<<2048, 256>>>(from, n_read, 0, 0, 0, 5);
     OK(cudaDeviceSynchronize());
-    double read_ms = median_ms(15, [&] {
+    double read_ms = median_ms(stream.stream, 15, [&] {
         read_all<<<dev.n_sms * 8, 512, 0, stream.stream>>>((const uint4 *)from, n_read / 16, (uint32_t *)to);
     });
-    double copy_ms =
-        median_ms(15, [&] { OK(cudaMemcpyAsync(to, from, n_read, cudaMemcpyDeviceToDevice, stream.stream)); });
+    double copy_ms = median_ms(stream.stream, 15,
+                               [&] { OK(cudaMemcpyAsync(to, from, n_read, cudaMemcpyDeviceToDevice, stream.stream)); });
     double read_gbs = n_read / read_ms * 1e-6, copy_gbs = 2.0 * n_read / copy_ms * 1e-6;
     OK(cudaFree(from));
     OK(cudaFree(to));
-    double peak = cublaslt_tflops(cublaslt);
+    double peak = cublaslt_tflops(cublaslt, stream.stream);
     printf("%s, %d multiprocessors: reads %.0f GB/s, copies %.0f GB/s, cuBLASLt bf16 %.0f TFLOPS%s; scratch %.2f GB\n",
            dev.prop.name, dev.n_sms, read_gbs, copy_gbs, peak, peak > 0 ? "" : " (library not found; ratios take 790)",
            (double)dev.scratch_bytes * 1e-9);

@@ -237,8 +237,8 @@ static di_status fill_taps(di_forward *fw, const di_batch *batch) {
 
 /* Fills a batch up to a number of rows that comes again. The rows behind its own repeat row 0, in a sequence of theirs
  * that is like the first one but stores nothing: so they choose no experts but those of that row. Entries that the
- * shape has room for are not there; sequences that it has room for have no rows. */
-static void fill_up(di_forward *fw, int32_t n_seqs, int32_t n_rows, int32_t padded) {
+ * shape has room for are not there; sequences that it has room for have no rows. n_blocks: of the first. */
+static void fill_up(di_forward *fw, int32_t n_seqs, int32_t n_rows, int32_t n_blocks, int32_t padded) {
     const di_model *mo = fw->model;
     const di_meta_layout *m = &fw->ml;
     int32_t ng = mo->config.engram_ngram;
@@ -264,7 +264,7 @@ static void fill_up(di_forward *fw, int32_t n_seqs, int32_t n_rows, int32_t padd
         meta_i32(fw, m->tap_slot)[s] = 0;
     }
     memcpy(meta_i32(fw, m->blocks) + (int64_t)n_seqs * fw->blocks_stride, meta_i32(fw, m->blocks),
-           (size_t)fw->blocks_stride * 4);
+           (size_t)n_blocks * 4);
     for (int32_t row = n_rows; row < padded; row++) {
         meta_i32(fw, m->ids)[row] = meta_i32(fw, m->ids)[0];
         meta_i32(fw, m->fed_from)[row] = meta_i32(fw, m->fed_from)[0];
@@ -355,7 +355,7 @@ di_status di_forward_prepare(di_forward *fw, const di_batch *batch) {
     for (int32_t s = 0; s < batch->n_seqs; s++)
         n_blocks = DI_MAX(n_blocks, batch->seqs[s].n_blocks);
     if (fw->is_recordable) {
-        fill_up(fw, batch->n_seqs, (int32_t)n_rows, padded);
+        fill_up(fw, batch->n_seqs, (int32_t)n_rows, batch->seqs[0].n_blocks, padded);
         row[0] = row[1] = li = padded;
     }
     int32_t n_seqs = fw->is_recordable ? mo->seqs_max + 1 : batch->n_seqs;

@@ -125,15 +125,4 @@ template <class A, class B> __device__ static inline float cu_dot_group(A a, B b
     return __fadd_rn(even, odd);
 }
 
-__device__ static inline float cu_warp_max(float v) {
-    for (int lane = DI_WARP / 2; lane; lane >>= 1)
-        v = fmaxf(v, __shfl_xor_sync(0xFFFFFFFFu, v, lane));
-    return v;
-}
-__device__ static inline float cu_warp_sum(float v) { /* a fixed tree: the same in any batch */
-    for (int lane = DI_WARP / 2; lane; lane >>= 1)
-        v += __shfl_xor_sync(0xFFFFFFFFu, v, lane);
-    return v;
-}
-
 #endif

@@ -3,7 +3,6 @@
  * A block takes a row from the first step to the last and holds it in registers; what a separate operation would have
  * stored and loaded again is rounded as if it had been. Sums run as in rms_norm: groups of 32 by four lanes each, then
  * one warp in order. */
-#include "hc.cuh"
 #include "kv.cuh"
 
 enum { M = 4 }; /* streams */

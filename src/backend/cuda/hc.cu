@@ -11,9 +11,9 @@
  *   others     any_kernel: other numbers of streams, odd widths or addresses; simple.
  *
  * All give the reference's bits, whatever the batch. Index convention of comb: [old stream][new stream]. */
-#include "hc.cuh"
-
 #include "rows.cuh"
+
+enum { STREAMS_MAX = 8 }; /* streams, at most */
 
 enum { M = 4, DOTS = (2 + M) * M, SUMS = DOTS + 1 /* and the square */ };
 
@@ -38,7 +38,7 @@ size_t di_cuda_need_hc(const di_device *dev, const di_limits *limits) {
 template <int N>
 __device__ static inline void finish_row(const di_hc_mix_args &args, int64_t row, const float *dots, float squares) {
     const int32_t m = N ? N : args.m;
-    float c[N ? N * N : DI_CUDA_HC_MAX * DI_CUDA_HC_MAX];
+    float c[N ? N * N : STREAMS_MAX * STREAMS_MAX];
     float rms = sqrtf(squares / (float)args.x.n_cols + args.norm_eps);
     float *pre = args.pre_out + row * m, *post = args.post + row * m, *comb = args.comb + row * m * m;
 #pragma unroll
@@ -505,7 +505,7 @@ enum { ANY_THREADS = 256 };
 /* A block a row, one sum after another. */
 __global__ void any_kernel(di_hc_mix_args args) {
     DI_DYN_SHARED(float, sums);
-    __shared__ float dots[(2 + DI_CUDA_HC_MAX) * DI_CUDA_HC_MAX + 1];
+    __shared__ float dots[(2 + STREAMS_MAX) * STREAMS_MAX + 1];
     cu_grid_begin();
     int64_t row = blockIdx.x, n = args.x.n_cols;
     int n_dots = (2 + args.m) * args.m;
@@ -539,7 +539,7 @@ __global__ void any_kernel(di_hc_mix_args args) {
 
 /* z may be missing here (data NULL). */
 static bool mix_fits(const di_hc_mix_args *a) {
-    return di_cuda_is_real(&a->x) && a->m >= 1 && a->m <= DI_CUDA_HC_MAX && a->x.n_cols >= a->m &&
+    return di_cuda_is_real(&a->x) && a->m >= 1 && a->m <= STREAMS_MAX && a->x.n_cols >= a->m &&
            a->x.n_cols % a->m == 0 && a->x.n_cols <= 32 * 12000 &&
            (!a->fn || (a->scale && a->base && a->pre_out && a->post && a->comb));
 }
@@ -617,7 +617,7 @@ di_status di_cuda_hc_mix(di_stream *stream, const di_hc_mix_args *a) {
 /* Grid (row, piece of the columns). N streams, known (4) or not (0). */
 template <class T, int N>
 __global__ void hc_post_kernel(di_act x, di_act f, int32_t streams, const float *post, const float *comb) {
-    constexpr int ROOM = N ? N : DI_CUDA_HC_MAX;
+    constexpr int ROOM = N ? N : STREAMS_MAX;
     const int32_t m = N ? N : streams;
     int64_t row = blockIdx.x, h = f.n_cols, col = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * 8;
     cu_grid_begin();
@@ -650,7 +650,7 @@ __global__ void hc_post_kernel(di_act x, di_act f, int32_t streams, const float 
 }
 
 di_status di_cuda_hc_post(di_stream *stream, const di_hc_post_args *a) {
-    if (!di_cuda_is_real(&a->x) || !di_cuda_is_real(&a->f) || a->m < 1 || a->m > DI_CUDA_HC_MAX ||
+    if (!di_cuda_is_real(&a->x) || !di_cuda_is_real(&a->f) || a->m < 1 || a->m > STREAMS_MAX ||
         a->x.n_cols != a->m * a->f.n_cols || a->f.n_rows != a->x.n_rows)
         return DI_ERR_SHAPE;
     if (!a->x.n_rows || !a->x.n_cols)

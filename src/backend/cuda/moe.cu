@@ -9,6 +9,7 @@
  * Source: model.md 3.10; sums in the order of ops.h. */
 #include "moe.cuh"
 
+#include "math.cuh"
 #include "rows.cuh"
 
 /* ---- the table of experts ---------------------------------------------------------------------------------------- */
@@ -194,71 +195,9 @@ template <bool IS_BF16> __global__ void __launch_bounds__(256) logits_tiled(di_a
 
 /* ---- router: scores and choice ----------------------------------------------------------------------------------- */
 
-/* tensor/math.c's di_exp, step by step. */
-__device__ static inline double exp_of(double x) {
-    const double shift = 0x1.8p52;
-    if (!(x <= 709.8))
-        return x != x ? x : __longlong_as_double(0x7FF0000000000000ll);
-    if (x < -745.2)
-        return 0.0;
-    double kd = (x * 0x1.71547652b82fep0 + shift) - shift;
-    double hi = x - kd * 0x1.62e42fee00000p-1, lo = kd * 0x1.a39ef35793c76p-33;
-    double r = hi - lo;
-    double lost = (hi - r) - lo;
-    double p = 1.0 / 6227020800.0;
-    p = p * r + 1.0 / 479001600.0;
-    p = p * r + 1.0 / 39916800.0;
-    p = p * r + 1.0 / 3628800.0;
-    p = p * r + 1.0 / 362880.0;
-    p = p * r + 1.0 / 40320.0;
-    p = p * r + 1.0 / 5040.0;
-    p = p * r + 1.0 / 720.0;
-    p = p * r + 1.0 / 120.0;
-    p = p * r + 1.0 / 24.0;
-    p = p * r + 1.0 / 6.0;
-    p = p * r + 0.5;
-    double y = 1.0 + (r + ((r * r) * p + lost));
-    long long k = (long long)kd;
-    double scale = __longlong_as_double((k < -1021 ? k + 100 + 1023 : k > 1023 ? 2046 : k + 1023) << 52);
-    double more = __longlong_as_double((k < -1021 ? -100 + 1023 : k > 1023 ? k : 1023) << 52);
-    return (y * scale) * more;
-}
-
-/* tensor/math.c's log_core, and di_log1p for what a router gives it: x below 2^1022. */
-__device__ static inline double log_of(double f, double k, double c) {
-    double s = f / (2.0 + f);
-    double z = s * s;
-    double p = 2.0 / 21.0;
-    p = p * z + 2.0 / 19.0;
-    p = p * z + 2.0 / 17.0;
-    p = p * z + 2.0 / 15.0;
-    p = p * z + 2.0 / 13.0;
-    p = p * z + 2.0 / 11.0;
-    p = p * z + 2.0 / 9.0;
-    p = p * z + 2.0 / 7.0;
-    p = p * z + 2.0 / 5.0;
-    p = p * z + 2.0 / 3.0;
-    double half_square = 0.5 * f * f;
-    double small = s * (half_square + p * z) + (k * 0x1.a39ef35793c76p-33 + c);
-    return k * 0x1.62e42fee00000p-1 - ((half_square - small) - f);
-}
-__device__ static inline double log1p_of(double x) {
-    const long long root_half = 0x3FE6A09E667F3BCDll; /* bits of sqrt(1/2) */
-    if (!(x >= 0.0))
-        return x; /* NaN */
-    if (x < 0x1.a827999fcef32p-2)
-        return log_of(x, 0.0, 0.0);
-    double u = 1.0 + x;
-    double lost = x < 1.0 ? x - (u - 1.0) : 1.0 - (u - x);
-    long long bits = __double_as_longlong(u) + (0x3FF0000000000000ll - root_half);
-    double k = (double)((bits >> 52) - 1023);
-    double f = __longlong_as_double((bits & 0x000FFFFFFFFFFFFFll) + root_half) - 1.0;
-    return log_of(f, k, lost / u);
-}
-
 /* sqrt(softplus(v)) */
 __device__ static inline float score_of(float v) {
-    return __fsqrt_rn(v > 20.0f ? v : (float)log1p_of(exp_of((double)v)));
+    return __fsqrt_rn(v > 20.0f ? v : (float)cu_log1p(cu_exp((double)v)));
 }
 
 typedef struct route_out {

@@ -17,6 +17,7 @@
  *
  * To be compiled without flushing of subnormals, as the host's file is: logits and probabilities of that size count. */
 #include "cu.cuh"
+#include "math.cuh"
 
 #include <float.h>
 
@@ -78,66 +79,9 @@ struct sample_job {
 
 #define WEIGHT_ONE 0x1p36
 #define LEAST_DISTANCE (-26.0)
-#define ROUND_SHIFT 0x1.8p52
 #define PENALTY 5e-5f
 #define UNIT 0x1p52
 #define FLOOR (-9999.0f)
-#define LN2_HI 0x1.62e42fee00000p-1
-#define LN2_LO 0x1.a39ef35793c76p-33
-
-__device__ static inline double cu_power_of_two(int64_t k) {
-    return __longlong_as_double((k + 1023) << 52);
-}
-
-/* di_exp of what is at most 0. */
-__device__ static inline double cu_exp(double x) {
-    if (x < -745.2)
-        return 0.0;
-    double kd = (x * 0x1.71547652b82fep0 + ROUND_SHIFT) - ROUND_SHIFT;
-    double hi = x - kd * LN2_HI, lo = kd * LN2_LO;
-    double r = hi - lo;
-    double lost = (hi - r) - lo;
-    double p = 1.0 / 6227020800.0;
-    p = p * r + 1.0 / 479001600.0;
-    p = p * r + 1.0 / 39916800.0;
-    p = p * r + 1.0 / 3628800.0;
-    p = p * r + 1.0 / 362880.0;
-    p = p * r + 1.0 / 40320.0;
-    p = p * r + 1.0 / 5040.0;
-    p = p * r + 1.0 / 720.0;
-    p = p * r + 1.0 / 120.0;
-    p = p * r + 1.0 / 24.0;
-    p = p * r + 1.0 / 6.0;
-    p = p * r + 0.5;
-    double y = 1.0 + (r + ((r * r) * p + lost));
-    int64_t k = (int64_t)kd;
-    if (k < -1021)
-        return (y * cu_power_of_two(k + 100)) * cu_power_of_two(-100);
-    return y * cu_power_of_two(k);
-}
-
-/* di_ln of a positive normal number. */
-__device__ static inline double cu_ln(double x) {
-    const u64 root_half = 0x3FE6A09E667F3BCDu;
-    u64 bits = (u64)__double_as_longlong(x) + (0x3FF0000000000000u - root_half);
-    double k = (double)((int64_t)(bits >> 52) - 1023);
-    double f = __longlong_as_double((long long)((bits & 0x000FFFFFFFFFFFFFu) + root_half)) - 1.0;
-    double s = f / (2.0 + f);
-    double z = s * s;
-    double p = 2.0 / 21.0;
-    p = p * z + 2.0 / 19.0;
-    p = p * z + 2.0 / 17.0;
-    p = p * z + 2.0 / 15.0;
-    p = p * z + 2.0 / 13.0;
-    p = p * z + 2.0 / 11.0;
-    p = p * z + 2.0 / 9.0;
-    p = p * z + 2.0 / 7.0;
-    p = p * z + 2.0 / 5.0;
-    p = p * z + 2.0 / 3.0;
-    double half_square = 0.5 * f * f;
-    double small = s * (half_square + p * z) + (k * LN2_LO + 0.0);
-    return k * LN2_HI - ((half_square - small) - f);
-}
 
 __device__ static inline u64 cu_noise_bits(u64 seed, u64 position, u64 token) {
     u64 q = ((position << 32) + token) * 0x9E3779B97F4A7C15u;
@@ -269,7 +213,7 @@ __device__ static inline double scaled(const row_view &v, float logit) {
 }
 
 __device__ static inline double weight_at(double distance) {
-    return distance < LEAST_DISTANCE ? 0.0 : (WEIGHT_ONE * cu_exp(distance) + ROUND_SHIFT) - ROUND_SHIFT;
+    return distance < LEAST_DISTANCE ? 0.0 : (WEIGHT_ONE * cu_exp(distance) + CU_ROUND_SHIFT) - CU_ROUND_SHIFT;
 }
 
 /* Of a token that is allowed. */
