@@ -214,9 +214,6 @@ static inline float4 cu_dsmem_load4(uint32_t mapped) {
 static inline void cu_dsmem_store(uint32_t mapped, float v) {
     *(volatile float *)di_emu_pointer(mapped, 4) = v;
 }
-static inline void cu_dsmem_store4(uint32_t mapped, float4 v) {
-    *(float4 *)di_emu_pointer(mapped, 16) = v;
-}
 
 static inline void cu_wgmma_fence() {
 }

@@ -328,10 +328,6 @@ __device__ static inline float4 cu_dsmem_load4(uint32_t mapped) {
 __device__ static inline void cu_dsmem_store(uint32_t mapped, float v) {
     asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(mapped), "f"(v) : "memory");
 }
-__device__ static inline void cu_dsmem_store4(uint32_t mapped, float4 v) {
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(mapped), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-                 : "memory");
-}
 
 /* ---- warpgroup multiplies ----------------------------------------------------------------------------------------
  *     cu_wgmma_fence();  multiplies on one or more accumulators;  cu_wgmma_commit();  cu_wgmma_wait<0>();

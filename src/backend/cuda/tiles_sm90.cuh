@@ -6,8 +6,8 @@
  *
  *   weights      go from device memory to registers once, 16 bytes a load, several blocks ahead; stored codes become
  *                bf16 there, by placing their bits and one multiplication by a power of two that holds their scale. The
- *                result is exact: an E4M3 or E2M1 value times a power of two is a bf16 value (beyond bf16's range it
- *                saturates to infinity or loses subnormal bits; an E4M3 NaN of the weights is read as 480).
+ *                result is exact: an E2M1 value times a power of two is a bf16 value (beyond bf16's range it saturates
+ *                to infinity or loses subnormal bits). E4M3 weights are multiplied as they are, elsewhere.
  *   activations  lie in a ring of stages in shared memory, a block of 128 k each, as bf16. A producer fills it: by
  *                conversion of rows (tile_convert) or by bulk copies of tiles that a kernel before has made
  *                (tile_pack, tile_copy), to all blocks of a cluster at once if they share them.
@@ -16,7 +16,6 @@
  * eight steps of 16; k is dealt out so that these are 16 contiguous bytes of memory, and the four c of a row 64:
  *
  *   DI_F4_E2M1   k = 32c + (8t + 0..7)            word t of the 16 bytes is steps 2t (pairs 04 15), 2t+1 (pairs 26 37)
- *   DI_F8_E4M3   k = 64h + 16c + (4t + 0..3)      word t of load h is step 4h + t (pairs 02 13)
  *   DI_BF16      k = 32h + 8c + (2t, 2t+1)        word t of load h is half of step 2h + t/2 (t even: slots 2c, 2c+1)
  *
  * A kernel gives a plan (below): which units of work its block does. Consumers and producer walk the same units; loads
@@ -49,8 +48,7 @@ template <> struct tile_type<DI_F4_E2M1> {
     static constexpr int LOADS = 1, BLOCK_BYTES = 64; /* of a row */
     static constexpr uint32_t BIAS = 126;             /* a scale b multiplies the placed bits by 2^(b + BIAS - 127) */
 };
-template <> struct tile_type<DI_F8_E4M3> {
-    static constexpr int LOADS = 2, BLOCK_BYTES = 128;
+template <> struct tile_type<DI_F8_E4M3> { /* of activations */
     static constexpr uint32_t BIAS = 120;
 };
 template <> struct tile_type<DI_BF16> {
@@ -68,9 +66,7 @@ template <di_dtype T> struct tile_rows {
     __device__ void set(int r, const di_mat &w, int64_t row, int64_t col) {
         data[r] =
             (const uint8_t *)w.data + (row * w.n_in + col) / 128 * tile_type<T>::BLOCK_BYTES + threadIdx.x % 4 * 16;
-        if (T == DI_F8_E4M3)
-            scale[r] = w.scale + (row / 32 * w.n_in + col) / 32;
-        else if (T == DI_F4_E2M1)
+        if (T == DI_F4_E2M1)
             scale[r] = w.scale + (row * w.n_in + col) / 32;
     }
     __device__ void next() {
@@ -149,8 +145,7 @@ template <di_dtype T, int HALF> __device__ static inline void tile_widen(tile_ra
             }
         }
     }
-    uint32_t c = threadIdx.x % 4;
-    if (T == DI_BF16) {
+    if constexpr (T == DI_BF16) {
         /* Times one, so that multiplies read other registers than the next loads write; and a second time in a branch
          * that is never taken (s is 0): without it ptxas waits for each multiply before the next (its note C7513). */
 #pragma unroll
@@ -167,34 +162,21 @@ template <di_dtype T, int HALF> __device__ static inline void tile_widen(tile_ra
             for (int i = 0; i < 16; i++)
                 a[i / 4][i % 4] = cu_mul_bf16x2(a[i / 4][i % 4], raw.s[0]);
         }
-        return;
-    }
-    /* Byte of the scale word: DI_F4_E2M1 has 32 k of one group in a row's 16 bytes, DI_F8_E4M3 16 k of group 2h + c/2.
-     */
-    uint32_t byte = T == DI_F4_E2M1 ? c : HALF * 2 + c / 2;
-    uint32_t b[2], f[2];
+    } else {
+        uint32_t c = threadIdx.x % 4, b[2], f[2]; /* a row's 16 bytes are one group */
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        b[r] = raw.s[r] >> byte * 8 & 255;
-        f[r] = tile_factor<T>(b[r]);
-    }
-    bool is_large = __any_sync(0xFFFFFFFFu, tile_is_large<T>(b[0]) || tile_is_large<T>(b[1]));
-    uint32_t f2[2] = {0x3F803F80u, 0x3F803F80u};
-    if (is_large) {
-        tile_factors_large<T>(b[0], f[0], f2[0]);
-        tile_factors_large<T>(b[1], f[1], f2[1]);
-    }
+        for (int r = 0; r < 2; r++) {
+            b[r] = raw.s[r] >> c * 8 & 255;
+            f[r] = tile_factor<T>(b[r]);
+        }
+        bool is_large = __any_sync(0xFFFFFFFFu, tile_is_large<T>(b[0]) || tile_is_large<T>(b[1]));
+        uint32_t f2[2] = {0x3F803F80u, 0x3F803F80u};
+        if (is_large) {
+            tile_factors_large<T>(b[0], f[0], f2[0]);
+            tile_factors_large<T>(b[1], f[1], f2[1]);
+        }
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        if (T == DI_F8_E4M3) {
-            const uint4 &v = raw.w[r][HALF % tile_type<T>::LOADS];
-#pragma unroll
-            for (int t = 0; t < 4; t++) {
-                uint32_t w = t == 0 ? v.x : t == 1 ? v.y : t == 2 ? v.z : v.w;
-                a[t][r] = cu_mul_bf16x2(tile_place_e4m3(w << 8), f[r]);
-                a[t][2 + r] = cu_mul_bf16x2(tile_place_e4m3(w), f[r]);
-            }
-        } else {
+        for (int r = 0; r < 2; r++) {
             const uint4 &v = raw.w[r][0];
 #pragma unroll
             for (int t = 0; t < 2; t++) {
@@ -206,13 +188,13 @@ template <di_dtype T, int HALF> __device__ static inline void tile_widen(tile_ra
                 a[2 * t + 1][2 + r] = cu_mul_bf16x2(pair[3], f[r]);
             }
         }
-    }
-    if (is_large) {
+        if (is_large) {
 #pragma unroll
-        for (int s = 0; s < 4; s++) {
+            for (int s = 0; s < 4; s++) {
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                a[s][i] = cu_mul_bf16x2(a[s][i], f2[i % 2]);
+                for (int i = 0; i < 4; i++)
+                    a[s][i] = cu_mul_bf16x2(a[s][i], f2[i % 2]);
+            }
         }
     }
 }
@@ -372,22 +354,12 @@ __device__ static inline void tile_consume(const tile_ring<N, STAGES> &ring, Pla
 }
 
 /* ---- activations into tiles --------------------------------------------------------------------------------------
- * A piece is what one thread converts: 4 pieces of a row and block hold 32 values each, 8 (for DI_F8_E4M3's order) 16.
+ * A piece is what one thread converts: 4 pieces of a row and block hold 32 values each.
  * T is the type of the weights, whose order of k the tile has; activations are DI_BF16 where T is, else DI_F8_E4M3. */
 
 template <di_dtype T> struct tile_piece_type;
-template <> struct tile_piece_type<DI_F4_E2M1> {
-    typedef uint2 load;
-    static constexpr int PIECES = 4;
-};
-template <> struct tile_piece_type<DI_F8_E4M3> {
-    typedef uint32_t load;
-    static constexpr int PIECES = 8;
-};
-template <> struct tile_piece_type<DI_BF16> {
-    typedef uint4 load;
-    static constexpr int PIECES = 4;
-};
+template <> struct tile_piece_type<DI_F4_E2M1> { typedef uint2 load; };
+template <> struct tile_piece_type<DI_BF16> { typedef uint4 load; };
 
 /* Two codes in bytes 1 and 3 times their scale, exact; NaN stays NaN. */
 __device__ static inline uint32_t tile_x_pair(uint32_t w, uint32_t b) {
@@ -403,9 +375,9 @@ __device__ static inline uint32_t tile_x_pair(uint32_t w, uint32_t b) {
 
 template <di_dtype T> struct tile_piece {
     typedef typename tile_piece_type<T>::load load_type;
-    static constexpr int PIECES = tile_piece_type<T>::PIECES; /* of a row and block */
-    load_type v[4];                                           /* of c = 0..3 */
-    uint32_t scales;                                          /* of the block's four groups */
+    static constexpr int PIECES = 4; /* of a row and block */
+    load_type v[4];                  /* of c = 0..3 */
+    uint32_t scales;                 /* of the block's four groups */
 
     /* Piece p of the block of 128 values that starts at data (aligned to 16); scale: its four bytes, aligned to 4.
      * data NULL: zeros. */
@@ -420,9 +392,7 @@ template <di_dtype T> struct tile_piece {
         const load_type *at = (const load_type *)data;
 #pragma unroll
         for (int c = 0; c < 4; c++) {
-            if (T == DI_F8_E4M3)
-                v[c] = at[(p / 4) * 16 + c * 4 + p % 4];
-            else if (T == DI_F4_E2M1)
+            if (T == DI_F4_E2M1)
                 v[c] = at[c * 4 + p];
             else
                 v[c] = at[p * 4 + c];
@@ -434,15 +404,6 @@ template <di_dtype T> struct tile_piece {
     __device__ void store(uint8_t *tile, int n_rows, int n, int p) const;
 };
 
-template <> __device__ inline void tile_piece<DI_F8_E4M3>::store(uint8_t *tile, int n_rows, int n, int p) const {
-    uint4 q0, q1; /* step p: slots 0..7, 8..15 */
-    uint32_t low = scales >> (p / 4) * 16 & 255, high = scales >> ((p / 4) * 16 + 8) & 255;
-    q0 = make_uint4(tile_x_pair(v[0] << 8, low), tile_x_pair(v[1] << 8, low), tile_x_pair(v[2] << 8, high),
-                    tile_x_pair(v[3] << 8, high));
-    q1 = make_uint4(tile_x_pair(v[0], low), tile_x_pair(v[1], low), tile_x_pair(v[2], high), tile_x_pair(v[3], high));
-    *(uint4 *)(tile + cu_sw128(n, p * 32, n_rows)) = q0;
-    *(uint4 *)(tile + cu_sw128(n, p * 32 + 16, n_rows)) = q1;
-}
 template <> __device__ inline void tile_piece<DI_F4_E2M1>::store(uint8_t *tile, int n_rows, int n, int p) const {
 #pragma unroll
     for (int j = 0; j < 4; j++) { /* codes j and j + 4 of the eight */
@@ -466,7 +427,7 @@ static inline bool tile_fits_act(const di_act *x) {
     return x->n_cols % TILE_K == 0 && (uintptr_t)x->data % 16 == 0 && x->stride * size % 16 == 0 &&
            (uintptr_t)x->scale % 4 == 0;
 }
-/* Whether w can be read by tile_raw. Host. */
+/* Whether the rows of w can be read by 16 bytes and its scales by 4. Host. */
 static inline bool tile_fits_mat(const di_mat *w) {
     return (w->dtype == DI_F8_E4M3 || w->dtype == DI_F4_E2M1 || w->dtype == DI_BF16) && w->n_in % TILE_K == 0 &&
            (uintptr_t)w->data % 16 == 0 && (uintptr_t)w->scale % 4 == 0;
