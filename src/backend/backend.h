@@ -11,7 +11,7 @@
 #include "ops.h"
 #include "tensor/tensor.h"
 
-#define DI_BACKEND_ABI 2
+#define DI_BACKEND_ABI 3
 
 typedef struct di_device di_device; /* an opened device; the backend's own */
 typedef struct di_event di_event;   /* a place in a stream; the backend's own */
@@ -94,6 +94,9 @@ typedef struct di_device_ops {
     di_status (*event_record)(di_event *event, di_stream *stream, di_error *err);
     di_status (*event_wait)(di_event *event,
                             di_error *err); /* until the stream has come to where it was recorded last */
+    /* Nanoseconds of the device from one event to another behind it; false: one of them has not come yet, or the device
+     * keeps no time. */
+    bool (*event_elapsed)(const di_event *from, const di_event *to, int64_t *ns);
     /* Between begin and end, what is put on the stream is recorded and not run; launch runs it again, with the same
      * arguments, as one. NULL in a backend that runs every operation at once. */
     di_status (*graph_begin)(di_stream *stream, di_error *err);

@@ -60,7 +60,7 @@ di_status di_backend_check(const di_device_ops *device, const di_ops *ops, di_er
         ENTRY(experts_place),   ENTRY(upload),       ENTRY(download),       ENTRY(copy),          ENTRY(stream_create),
         ENTRY(stream_destroy),  ENTRY(stream_sync),  ENTRY(stream_refused), ENTRY(stream_upload), ENTRY(stream_copy),
         ENTRY(stream_download), ENTRY(event_create), ENTRY(event_destroy),  ENTRY(event_record),  ENTRY(event_wait),
-        ENTRY(measure),         ENTRY(host_threads), ENTRY(host_run),
+        ENTRY(event_elapsed),   ENTRY(measure),      ENTRY(host_threads),   ENTRY(host_run),
 #undef ENTRY
 #define ENTRY(f) {#f, ops->f != NULL},
         DI_OPS_LIST(ENTRY)

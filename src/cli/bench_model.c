@@ -8,7 +8,7 @@
  * at the measured peak. bench_batch.c measures by the same runs. */
 #include "bench_model.h"
 
-enum { PROMPT_TOKENS = 32, LAYERS_BATCH = 8 };
+enum { PROMPT_TOKENS = 32, LAYERS_BATCH = 64 };
 
 static void fill_prompt(int32_t *ids, int64_t n, int32_t vocab, uint64_t seed) {
     ids[0] = 0;
@@ -189,6 +189,7 @@ static bool open_layers(di_bench *b, di_cli_model *m, int64_t batch_tokens, di_s
     opt.max_batched_tokens = batch_tokens;
     opt.chunk = batch_tokens;
     opt.max_seqs = LAYERS_BATCH;
+    opt.draft_tokens = 0;
     opt.max_model_len = batch_tokens + 256;
     *st = di_cli_model_open_traced(m, &opt, b->trace, err);
     if (*st == DI_ERR_MEMORY && !is_asked) {
@@ -225,11 +226,11 @@ di_status di_bench_prefill(di_bench *b, di_error *err) {
 
 di_status di_bench_decode_run(di_cli_model *m, int n_seqs, int64_t n_tokens, uint64_t seed, double *rate,
                               di_error *err) {
-    di_bench_watch c[DI_BENCH_BATCH] = {0};
+    di_bench_watch c[LAYERS_BATCH] = {0};
     int32_t ids[PROMPT_TOKENS];
     di_status st = DI_OK;
     for (int s = 0; s < n_seqs && !st; s++) {
-        fill_prompt(ids, PROMPT_TOKENS, m->loaded.config.vocab, seed * DI_BENCH_BATCH + (uint64_t)s);
+        fill_prompt(ids, PROMPT_TOKENS, m->loaded.config.vocab, seed * LAYERS_BATCH + (uint64_t)s);
         st = di_bench_submit(m, ids, PROMPT_TOKENS, n_tokens + 1, NULL, &c[s], err);
     }
     if (st || (st = di_bench_run_until(m, c, n_seqs, 1, err)))
@@ -245,15 +246,35 @@ di_status di_bench_decode_run(di_cli_model *m, int n_seqs, int64_t n_tokens, uin
     return DI_OK;
 }
 
+/* The part of the time that a device with a stream of its own waited for the host between steps. */
+static di_status idle_row(di_bench *b, di_cli_model *m, const char *name, const di_core_stats *before, di_error *err) {
+    di_core_stats after;
+    char idle_name[64];
+    di_core_stats_get(m->engine, &after);
+    double idle_ns = (double)(after.device_idle_ns - before->device_idle_ns);
+    double all_ns = idle_ns + (double)(after.device_busy_ns - before->device_busy_ns);
+    if (all_ns <= 0)
+        return DI_OK;
+    double idle = idle_ns / all_ns;
+    snprintf(idle_name, sizeof idle_name, "%s_idle", name);
+    return di_bench_row(b, idle_name, &idle, 1, "fraction", 0.02, "most_allowed", err);
+}
+
 static di_status decode_row(di_bench *b, di_cli_model *m, const char *name, int n_seqs, int n_runs, int64_t n_tokens,
                             di_error *err) {
     double runs[DI_BENCH_RUNS], limit;
     const char *kind;
+    di_core_stats before = {0};
     di_status st = di_bench_step_limit(b, m, n_seqs, PROMPT_TOKENS + (double)n_tokens / 2, n_seqs, &limit, &kind, err);
-    for (int i = -1; i < n_runs && !st; i++)
+    for (int i = -1; i < n_runs && !st; i++) {
+        if (i == 0)
+            di_core_stats_get(m->engine, &before);
         st = di_bench_decode_run(m, n_seqs, n_tokens, (uint64_t)i + 1, &runs[DI_MAX(i, 0)], err);
-    return st ? di_error_context(err, st, "%s", name)
-              : di_bench_row(b, name, runs, n_runs, "tokens/s", limit, kind, err);
+    }
+    if (st)
+        return di_error_context(err, st, "%s", name);
+    st = di_bench_row(b, name, runs, n_runs, "tokens/s", limit, kind, err);
+    return st ? st : idle_row(b, m, name, &before, err);
 }
 
 typedef struct decode_case {
@@ -261,10 +282,10 @@ typedef struct decode_case {
     int n_seqs;
 } decode_case;
 
-static di_status decode_rows(di_bench *b, di_cli_model *m, const decode_case cases[2], int n_runs, int64_t n_tokens,
-                             di_error *err) {
+static di_status decode_rows(di_bench *b, di_cli_model *m, const decode_case *cases, int n_cases, int n_runs,
+                             int64_t n_tokens, di_error *err) {
     di_status st = DI_OK;
-    for (int i = 0; i < 2 && !st; i++) {
+    for (int i = 0; i < n_cases && !st; i++) {
         if (di_bench_wants(b, cases[i].name))
             st = decode_row(b, m, cases[i].name, cases[i].n_seqs, n_runs, n_tokens, err);
     }
@@ -273,20 +294,25 @@ static di_status decode_rows(di_bench *b, di_cli_model *m, const decode_case cas
 
 di_status di_bench_decode(di_bench *b, di_error *err) {
     static const decode_case tiny[2] = {{"tiny_b1", 1}, {"tiny_b16", DI_BENCH_BATCH}},
-                             layers[2] = {{"layers_b1", 1}, {"layers_b8", LAYERS_BATCH}};
+                             layers[3] = {{"layers_b1", 1}, {"layers_b8", 8}, {"layers_b64", LAYERS_BATCH}};
     di_cli_model m = {0};
     di_status st = DI_OK;
     /* Each is asked for, whatever the others say: asking marks the selectors that name something. */
     int n_tiny = di_bench_wants(b, tiny[0].name) + di_bench_wants(b, tiny[1].name);
-    int n_layers = di_bench_wants(b, layers[0].name) + di_bench_wants(b, layers[1].name);
+    int n_layers = 0;
+    for (size_t i = 0; i < DI_COUNT(layers); i++)
+        n_layers += di_bench_wants(b, layers[i].name);
     if (!b->opt->dummy_layers && n_tiny > 0) {
         st = di_bench_model_open(b, &m, DI_BENCH_PREFILL, DI_BENCH_BATCH, 0, err);
         if (!st)
-            st = decode_rows(b, &m, tiny, DI_BENCH_RUNS, DI_BENCH_DECODE, err);
+            st = decode_rows(b, &m, tiny, DI_COUNT(tiny), DI_BENCH_RUNS, DI_BENCH_DECODE, err);
         di_cli_model_close(&m);
     }
     if (!st && n_layers > 0 && open_layers(b, &m, 512, &st, err)) {
-        st = decode_rows(b, &m, layers, 3, 16, err);
+        /* On the host so many rows take minutes: only for who asks for layers. */
+        bool is_host = !m.loaded.backend.device->graph_launch;
+        int n_cases = is_host && b->opt->args.n < 2 ? 2 : (int)DI_COUNT(layers);
+        st = decode_rows(b, &m, layers, n_cases, 3, is_host ? 16 : 64, err);
         di_cli_model_close(&m);
     }
     return st;

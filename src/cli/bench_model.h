@@ -34,7 +34,7 @@ di_status di_bench_model_open(di_bench *b, di_cli_model *m, int64_t batch_tokens
 /* One prompt of n tokens: tokens per second up to its first token. Another seed is another prompt. */
 di_status di_bench_prefill_run(di_cli_model *m, int64_t n, uint64_t seed, double *rate, di_error *err);
 
-/* n_seqs <= DI_BENCH_BATCH sequences of n_tokens: tokens per second of the steps after all have their first token. */
+/* n_seqs <= 64 sequences of n_tokens: tokens per second of the steps after all have their first token. */
 di_status di_bench_decode_run(di_cli_model *m, int n_seqs, int64_t n_tokens, uint64_t seed, double *rate,
                               di_error *err);
 

@@ -313,6 +313,9 @@ void di_cli_print_stats(const di_cli_model *m) {
             "preempted, %lld tokens run again, compute idle for %.3f s between steps\n",
             s.n_ttft ? seconds(s.queue_sum_ns) / (double)s.n_ttft : 0.0, seconds(s.ttft_max_ns),
             (long long)s.n_preempted, (long long)s.recomputed_tokens, seconds(s.wait_ns));
+    if (s.device_busy_ns > 0)
+        fprintf(stderr, "device: %.3f s at work, %.3f s idle between steps\n", seconds(s.device_busy_ns),
+                seconds(s.device_idle_ns));
     if (s.n_error || s.n_abort || s.n_refused_busy || s.n_refused_invalid || s.n_expired)
         fprintf(stderr,
                 "not completed: %lld failed (%lld too late), %lld aborted, %lld refused as busy, %lld as invalid\n",

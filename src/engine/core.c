@@ -220,6 +220,16 @@ static di_status model_draft_next(void *self, int32_t i, const int32_t *prev, fl
     return di_draft_next(self, i, prev, logits, conf, err);
 }
 
+static di_status model_draft_launch(void *self, const di_draft_seq *seqs, int32_t n_seqs, int32_t n_rows,
+                                    uint8_t *slots, di_error *err) {
+    return di_draft_launch(self, seqs, n_seqs, n_rows, slots, NULL, NULL, err);
+}
+
+static di_status model_draft_follow(void *self, int32_t i, const int32_t *tokens, float **logits, float **conf,
+                                    di_error *err) {
+    return di_draft_follow(self, i, tokens, logits, conf, err);
+}
+
 di_status di_core_create(di_core **out, di_model *model, const di_backend *backend, di_device *device,
                          const di_memory_plan *plan, const di_tokenizer *tok, const di_core_options *options,
                          di_error *err) {
@@ -251,6 +261,8 @@ di_status di_core_create(di_core **out, di_model *model, const di_backend *backe
         executor.draft_begin = model_draft_begin;
         executor.draft_next = model_draft_next;
         executor.catch_up = model_catch_up;
+        executor.draft_launch = executor.launch ? model_draft_launch : NULL;
+        executor.draft_follow = executor.launch ? model_draft_follow : NULL;
     }
     if ((st = di_core_create_on(out, &executor, &m, backend, device, plan, tok, &o, err))) {
         di_forward_destroy(forward);

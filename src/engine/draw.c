@@ -377,9 +377,13 @@ static void accept(di_runner *r, di_step *step, di_step_seq *q) {
     s->n_drafts = 0;
 }
 
-static void begin_decoding(di_runner *r, di_sequence *s, int64_t position, int32_t token) {
-    s->golden = position;
-    s->tokens[position] = token;
+/* Whether the row gives a sequence the first token that it decodes behind. */
+static bool begins_decoding(const di_step *step, const di_step_row *row) {
+    return !row->is_prompt && !row->is_skipped && (row->fork_of || !step->seqs[row->seq_idx].is_decoding);
+}
+
+/* Before its next row can be launched, which may be before its token is known. */
+static void begin_decoding(di_runner *r, di_sequence *s) {
     s->n_drafts = s->n_before = 0;
     s->put_off = s->put_off_end = 0;
     s->has_chances = false;
@@ -389,6 +393,10 @@ static void begin_decoding(di_runner *r, di_sequence *s, int64_t position, int32
 
 void di_step_draw_begin(di_runner *r, di_step *step, const float *logits) {
     draw_job job = {r, step, logits};
+    for (int32_t i = 0; i < step->n_samples; i += step->samples[i].n_span) {
+        if (begins_decoding(step, &step->samples[i]))
+            begin_decoding(r, step->samples[i].seq);
+    }
     step->n_drawn = list_rows(step);
     if (r->executor.sample)
         step->draw_status = launch_drawn(r, step, logits, step->n_drawn, &step->draw_error);
@@ -401,8 +409,10 @@ void di_step_draw_end(di_runner *r, di_step *step) {
         take_drawn(r, step);
     for (int32_t i = 0; i < step->n_samples; i += step->samples[i].n_span) {
         const di_step_row *row = &step->samples[i];
-        if (!row->is_prompt && !row->is_skipped && (row->fork_of || !step->seqs[row->seq_idx].is_decoding))
-            begin_decoding(r, row->seq, row->position, step->results[i].token);
+        if (!begins_decoding(step, row))
+            continue;
+        row->seq->golden = row->position;
+        row->seq->tokens[row->position] = step->results[i].token;
     }
     for (int32_t k = 0; k < step->n_seqs; k++) {
         di_step_seq *q = &step->seqs[k];
@@ -466,10 +476,18 @@ static void collect(di_runner *r, di_step *step) {
 
 enum { PROBE_FIRST = 64, PROBE_LAST = 1024, PROBE_ROUNDS = 8, PROBE_SEQS = 2 };
 
+static int32_t probe_wait(const di_runner *r) {
+    return DI_MAX(r->probe_after, (int32_t)PROBE_FIRST);
+}
+
+bool di_step_probe_is_due(const di_runner *r) {
+    return r->steps_idle >= probe_wait(r);
+}
+
 /* Whether a round is due that does not pay: a few in a row, for a few sequences. They become rarer as long as they
  * bring nothing new. */
 static bool probes(di_runner *r, di_step *step) {
-    int32_t wait = DI_MAX(r->probe_after, (int32_t)PROBE_FIRST);
+    int32_t wait = probe_wait(r);
     r->is_probing = r->steps_idle++ >= wait;
     if (!r->is_probing)
         return false;
@@ -578,42 +596,87 @@ static void mask_draft(void *ctx, int64_t part, int64_t n_parts, int worker) {
     job->runner->draft_is_drawn[part] = s->n_drafts == job->i && has_mask(s, job->i);
 }
 
-static di_status run_drafts(di_runner *r, const float *logits, int32_t n, int32_t i, di_error *err) {
-    di_status st = di_drawer_begin(r, n, err);
-    for (int32_t k = 0; k < n && !st; k++) {
-        const di_sequence *s = r->drafters[k];
-        if (!r->draft_is_drawn[k])
-            continue;
-        int64_t position = s->golden + 1 + i;
-        di_sample_args args = args_of(r, s, NULL, position, s->gen.n_tokens, i);
-        di_sample_how how = {.rule = DI_SAMPLE_DRAW};
-        if (s->draft_ln) {
-            how.u = di_spec_uniform(s->seed + DI_SPEC_DRAFT_SEED, (int32_t)position, DI_SPEC_DRAW);
-            how.ln_p = s->draft_ln + (size_t)i * (size_t)r->n_vocab;
-        }
-        st = di_sample_pack_add(&r->drawer.pack, &args, s->draft_ln ? &how : NULL, k, 0, err);
+/* Draft i of the k-th drafter, to be drawn from that row of the chain's logits. */
+static di_status pack_draft(di_runner *r, int32_t k, int32_t i, di_error *err) {
+    const di_sequence *s = r->drafters[k];
+    int64_t position = s->golden + 1 + i;
+    di_sample_args args = args_of(r, s, NULL, position, s->gen.n_tokens, i);
+    di_sample_how how = {.rule = DI_SAMPLE_DRAW};
+    if (s->draft_ln) {
+        how.u = di_spec_uniform(s->seed + DI_SPEC_DRAFT_SEED, (int32_t)position, DI_SPEC_DRAW);
+        how.ln_p = s->draft_ln + (size_t)i * (size_t)r->n_vocab;
     }
-    return st ? st : di_drawer_run(r, logits, NULL, err);
+    return di_sample_pack_add(&r->drawer.pack, &args, s->draft_ln ? &how : NULL, k, 0, err);
+}
+
+/* What came of draft i of a sequence whose drafts before are there; NULL: it was not drawn. */
+static di_status take_draft(di_runner *r, int32_t k, int32_t i, const di_sample_result *got, di_error *err) {
+    di_sequence *s = r->drafters[k];
+    int32_t token = r->eos_id; /* what follows where nothing can: never verified */
+    di_status st = DI_OK;
+    if (got && got->status == DI_SAMPLE_OK) {
+        token = got->token;
+        s->n_drafts++;
+    } else if (got && got->status != DI_SAMPLE_NOTHING_ALLOWED) { /* else the verification will tell */
+        st = di_sample_failure(got->status, true, (uint64_t)(s->golden + 1 + i), err);
+    }
+    s->tokens[s->golden + 1 + i] = r->draft_prev[k] = token;
+    return st;
 }
 
 static di_status draft_on_device(di_runner *r, const float *logits, int32_t n, int32_t i, di_error *err) {
     draft_job job = {r, logits, i};
     run_parts(r, mask_draft, &job, n);
-    di_status st = run_drafts(r, logits, n, i, err);
-    const di_sample_result *got = di_drawer_results(r);
+    di_status st = di_drawer_begin(r, n, err);
     for (int32_t k = 0; k < n && !st; k++) {
-        di_sequence *s = r->drafters[k];
-        int32_t token = r->eos_id; /* what follows where nothing can: never verified */
-        if (r->draft_is_drawn[k]) {
-            if (got->status == DI_SAMPLE_OK) {
-                token = got->token;
-                s->n_drafts++;
-            } else if (got->status != DI_SAMPLE_NOTHING_ALLOWED) { /* else the verification will tell */
-                st = di_sample_failure(got->status, true, (uint64_t)(s->golden + 1 + i), err);
-            }
-            got++;
-        }
-        s->tokens[s->golden + 1 + i] = r->draft_prev[k] = token;
+        if (r->draft_is_drawn[k])
+            st = pack_draft(r, k, i, err);
+    }
+    if (!st)
+        st = di_drawer_run(r, logits, NULL, err);
+    const di_sample_result *got = di_drawer_results(r);
+    for (int32_t k = 0; k < n && !st; k++)
+        st = take_draft(r, k, i, r->draft_is_drawn[k] ? got++ : NULL, err);
+    return st;
+}
+
+/* Whether the drafts of a round can be drawn without the host: no mask and no penalty depends on the ones before. */
+static bool can_chain(const di_runner *r, int32_t n) {
+    for (int32_t k = 0; k < n; k++) {
+        if (r->drafters[k]->masks || r->drafters[k]->has_history)
+            return false;
+    }
+    return r->executor.draft_follow;
+}
+
+/* A whole round on the device: each draft is drawn there and feeds the next step of the chain. A draft that fails feeds
+ * token 0, and what is behind it counts for nothing. */
+static di_status run_chain(di_runner *r, int32_t n, di_error *err) {
+    int32_t n_drafts = r->n_drafts;
+    di_status st = r->executor.draft_launch(r->executor.self, r->draft_seqs, n, n_drafts, r->kv->states, err);
+    if (!st)
+        st = di_drawer_begin(r, n * n_drafts, err);
+    for (int32_t at = 0; at < n * n_drafts && !st; at++)
+        st = pack_draft(r, at % n, at / n, err);
+    if (!st)
+        st = di_drawer_send(r, err);
+    for (int32_t i = 0; i < n_drafts && !st; i++) {
+        const int32_t *before = i ? (const int32_t *)r->drawer.tokens + (i - 1) * n : NULL;
+        float *logits, *conf;
+        st = r->executor.draft_follow(r->executor.self, i, before, &logits, &conf, err);
+        if (!st)
+            st = di_drawer_put(r, logits, i * n, n, err);
+        if (!st)
+            st = di_drawer_fetch_confidences(r, conf, i * n, n, err);
+    }
+    if (!st)
+        st = di_drawer_fetch(r, err);
+    if (!st)
+        st = di_drawer_wait(r, NULL, err);
+    for (int32_t at = 0; at < n * n_drafts && !st; at++) {
+        int32_t k = at % n, i = at / n;
+        r->drafters[k]->raw[i] = di_drawer_confidences(r)[at];
+        st = take_draft(r, k, i, r->drafters[k]->n_drafts == i ? &di_drawer_results(r)[at] : NULL, err);
     }
     return st;
 }
@@ -641,6 +704,14 @@ static di_status draft_next(di_runner *r, int32_t n, int32_t i, di_error *err) {
     return st;
 }
 
+/* A round in which the host draws, or must know each draft before the next. */
+static di_status run_steps(di_runner *r, int32_t n, di_error *err) {
+    di_status st = r->executor.draft_begin(r->executor.self, r->draft_seqs, n, r->n_drafts, r->kv->states, err);
+    for (int32_t i = 0; i < r->n_drafts && !st; i++)
+        st = draft_next(r, n, i, err);
+    return st;
+}
+
 /* What to expect of the drafts of a round. Under rejection the decision to verify a draft must not depend on what comes
  * behind it, so that older rounds alone decide (spec.h). */
 static void set_chances(di_runner *r, di_sequence *s) {
@@ -664,16 +735,17 @@ static void run_round(di_runner *r, di_step *step) {
     di_error err = {.message = ""};
     di_status st = di_runner_catch_up(r, step, r->drafters, r->drafter_rows, n, &err);
     int64_t start_ns = di_clock_ns();
-    if (!st)
-        st = r->executor.draft_begin(r->executor.self, r->draft_seqs, n, r->n_drafts, r->kv->states, &err);
     for (int32_t k = 0; k < n; k++) {
         r->draft_prev[k] = r->draft_seqs[k].token;
         r->drafters[k]->n_drafts = 0;
         r->drafters[k]->n_unsure = r->n_drafts;
         r->drafters[k]->is_drafted = true;
     }
-    for (int32_t i = 0; i < r->n_drafts && !st; i++)
-        st = draft_next(r, n, i, &err);
+    di_device_clock_begin(r, true);
+    if (!st)
+        st = can_chain(r, n) ? run_chain(r, n, &err) : run_steps(r, n, &err);
+    di_device_clock_end(r);
+    di_device_clock_settle(r);
     if (st) { /* a round is a help, not a need: nobody suffers but for the time */
         if (r->n_draft_fails++ == 0)
             di_warn("a drafting round failed, as others may without another word: %s", err.message);
@@ -715,7 +787,9 @@ void di_step_draft(di_runner *r, di_step *step) {
         return;
     collect(r, step);
     r->is_probing = false;
-    if (step->n_drafters > 0 && (is_worth_it(r, step) || probes(r, step))) {
+    r->n_followed = step->is_followed ? r->n_followed + 1 : 0;
+    r->steps_idle += step->is_followed;
+    if (step->n_drafters > 0 && !step->is_followed && (is_worth_it(r, step) || probes(r, step))) {
         run_round(r, step);
     } else {
         for (int32_t k = 0; k < step->n_drafters; k++) {

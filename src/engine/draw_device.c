@@ -39,8 +39,8 @@ di_status di_drawer_init(di_runner *r, di_error *err) {
 void di_drawer_deinit(di_runner *r) {
     di_drawer *d = &r->drawer;
     const di_device_ops *device = r->backend->device;
-    void *const blocks[] = {d->input, d->output, d->tops, d->tokens, d->blacklist}, *const host[] = {d->results,
-                                                                                                     d->top};
+    void *const blocks[] = {d->input, d->output, d->tops, d->tokens, d->blacklist};
+    void *const host[] = {d->results, d->top, d->confidences};
     for (size_t i = 0; i < DI_COUNT(blocks); i++) {
         if (blocks[i])
             device->free(r->device, blocks[i]);
@@ -72,6 +72,7 @@ static di_status make_room(di_runner *r, size_t n, size_t n_top, di_error *err) 
         {&d->tokens, &d->tokens_bytes, n * sizeof(int32_t), false},
         {&d->results, &d->results_bytes, n * sizeof(di_sample_result), true},
         {&d->top, &d->top_bytes, n_top * sizeof(di_sample_top), true},
+        {&d->confidences, &d->confidences_bytes, n * sizeof(float), true},
     };
     di_status st = DI_OK;
     for (size_t i = 0; i < DI_COUNT(blocks) && !st; i++)
@@ -81,37 +82,55 @@ static di_status make_room(di_runner *r, size_t n, size_t n_top, di_error *err) 
     return st;
 }
 
-di_status di_drawer_launch(di_runner *r, const float *logits, di_error *err) {
-    const di_device_ops *device = r->backend->device;
-    di_stream *stream = r->executor.stream;
+di_status di_drawer_send(di_runner *r, di_error *err) {
     di_drawer *d = &r->drawer;
     const di_sample_pack *pack = &d->pack;
-    size_t n = (size_t)pack->n_rows, n_top = (size_t)pack->n_top;
-    if (n == 0)
-        return DI_OK;
-    di_status st = make_room(r, n, n_top, err);
-    if (!st)
-        st = device->upload(r->device, d->input, pack->memory, di_sample_pack_bytes(pack), err);
-    if (st)
-        return st;
+    di_status st = make_room(r, (size_t)pack->n_rows, (size_t)pack->n_top, err);
+    return st ? st : r->backend->device->upload(r->device, d->input, pack->memory, di_sample_pack_bytes(pack), err);
+}
+
+di_status di_drawer_put(di_runner *r, const float *logits, int32_t first, int32_t n, di_error *err) {
+    const di_drawer *d = &r->drawer;
+    const di_sample_pack *pack = &d->pack;
     di_sample_rows_args args = {
         .logits = logits,
         .n_vocab = r->n_vocab,
-        .n_rows = pack->n_rows,
-        .rows = d->input,
-        .plan = di_sample_pack_rows(pack),
+        .n_rows = n,
+        .rows = (const di_sample_row *)d->input + first,
+        .plan = di_sample_pack_rows(pack) + first,
         .words = (const uint32_t *)(const void *)((const uint8_t *)d->input + di_sample_pack_words_at(pack)),
         .blacklist = d->blacklist,
-        .results = d->output,
-        .tokens = d->tokens,
+        .results = (di_sample_result *)d->output + first,
+        .tokens = (int32_t *)d->tokens + first,
         .top = d->tops,
     };
-    if ((st = r->executor.sample(r->executor.self, &args, err)))
-        return st;
-    st = device->stream_download(stream, d->results, d->output, n * sizeof(di_sample_result), err);
+    return r->executor.sample(r->executor.self, &args, err);
+}
+
+di_status di_drawer_fetch_confidences(di_runner *r, const float *conf, int32_t first, int32_t n, di_error *err) {
+    return r->backend->device->stream_download(r->executor.stream, (float *)r->drawer.confidences + first, conf,
+                                               (size_t)n * sizeof *conf, err);
+}
+
+di_status di_drawer_fetch(di_runner *r, di_error *err) {
+    const di_device_ops *device = r->backend->device;
+    di_stream *stream = r->executor.stream;
+    di_drawer *d = &r->drawer;
+    size_t n = (size_t)d->pack.n_rows, n_top = (size_t)d->pack.n_top;
+    di_status st = device->stream_download(stream, d->results, d->output, n * sizeof(di_sample_result), err);
     if (!st && n_top > 0)
         st = device->stream_download(stream, d->top, d->tops, n_top * sizeof(di_sample_top), err);
     return st ? st : device->event_record(d->is_drawn, stream, err);
+}
+
+di_status di_drawer_launch(di_runner *r, const float *logits, di_error *err) {
+    int32_t n = r->drawer.pack.n_rows;
+    if (n == 0)
+        return DI_OK;
+    di_status st = di_drawer_send(r, err);
+    if (!st)
+        st = di_drawer_put(r, logits, 0, n, err);
+    return st ? st : di_drawer_fetch(r, err);
 }
 
 di_status di_drawer_wait(di_runner *r, di_logprob *top, di_error *err) {

@@ -201,6 +201,11 @@ typedef struct di_executor {
     di_status (*launch)(void *self, const di_batch *batch, float **logits, di_error *err);
     di_status (*wait)(void *self, di_error *err);
     di_stream *stream;
+    /* With launch: a drafting round put on the stream, as di_draft_launch and di_draft_follow; NULL: never. */
+    di_status (*draft_launch)(void *self, const di_draft_seq *seqs, int32_t n_seqs, int32_t n_rows, uint8_t *slots,
+                              di_error *err);
+    di_status (*draft_follow)(void *self, int32_t i, const int32_t *tokens, float **logits, float **conf,
+                              di_error *err);
 } di_executor;
 
 /* What a core must know of a model. */
@@ -262,6 +267,8 @@ typedef struct di_core_stats {
     int64_t forward_ns, sample_ns, draft_ns; /* on the core's own thread */
     int64_t host_ns;                         /* of the loop, without waiting */
     int64_t wait_ns;                         /* the core's thread had nothing to run while requests were running */
+    int64_t device_busy_ns, device_idle_ns;  /* of the device that has a stream: at work, and between one piece of work
+                                                and the next while requests were running; 0 for others */
     int64_t ttft_sum_ns, ttft_max_ns, n_ttft;
     int64_t queue_sum_ns;                                   /* submit to admission, of n_ttft samples */
     int64_t finished_prompt_tokens, finished_output_tokens; /* of finished samples */

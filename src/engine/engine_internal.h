@@ -227,6 +227,7 @@ struct di_step {
     bool puts_off;                                             /* the draft module's keys of its rows */
     bool is_launched;                                          /* its forward is on the device already, behind ... */
     float *logits;                                             /* ... the draw of the step before; its logits */
+    bool is_followed;                                          /* the next one's is: it drafts nothing */
     int32_t n_drawn;
     di_status draw_status; /* of its draw on the device, with draw_error */
     di_error draw_error;
@@ -236,6 +237,7 @@ struct di_step {
     int64_t calibration_n[DI_SPEC_BINS], calibration_held[DI_SPEC_BINS]; /* so far */
     double calibration_sum[DI_SPEC_BINS];
     double saved_ns; /* that drafts have saved so far */
+    int64_t device_busy_ns, device_idle_ns;
     int64_t n_tested;
     double expected_sum, bound_sum;
 };
@@ -249,10 +251,20 @@ typedef struct di_drawer {
     void *input, *output, *tops; /* owned device memory */
     void *tokens;                /* owned device memory: int32_t of each row of the last draw */
     void *results, *top;         /* owned memory of alloc_host: what came of output and tops */
-    size_t input_bytes, output_bytes, tops_bytes, tokens_bytes, results_bytes, top_bytes;
+    void *confidences;           /* owned memory of alloc_host: float, of the drafts of a round */
+    size_t input_bytes, output_bytes, tops_bytes, tokens_bytes, results_bytes, top_bytes, confidences_bytes;
     di_event *is_drawn;  /* owned: behind the downloads */
     uint32_t *blacklist; /* owned device memory; NULL: none */
 } di_drawer;
+
+/* Time of the device (device_clock.c); zeroed where it has no stream of its own. */
+enum { DI_DEVICE_SPANS = 4 };
+typedef struct di_device_clock {
+    di_event *begins[DI_DEVICE_SPANS], *ends[DI_DEVICE_SPANS]; /* owned; of the last spans */
+    bool follows[DI_DEVICE_SPANS];                             /* the time before the span is a gap between spans */
+    int64_t n_begun, n_ended, n_settled;
+    int64_t busy_ns, idle_ns;
+} di_device_clock;
 
 typedef struct di_runner {
     di_executor executor;
@@ -274,6 +286,7 @@ typedef struct di_runner {
      * has gone wrong would never be put right. */
     bool is_probing;
     int32_t steps_idle, probe_after; /* steps without a round; so many until the next probe */
+    int32_t n_followed;              /* steps in a row that were followed, so that they could not draft */
     di_spec_accept accept;
     const float *temperatures;     /* borrowed [n_drafts]; 0 in the first: not given */
     di_spec_curve *curve;          /* owned; NULL but for DI_SPEC_REFERENCE */
@@ -305,6 +318,7 @@ typedef struct di_runner {
 
     int32_t seqs_max;
     di_drawer drawer;
+    di_device_clock clock;
     di_sampler *samplers; /* owned [n_workers], with a row of logits each; NULL where the device draws */
     float **rows;
     int n_workers;
@@ -362,6 +376,13 @@ void di_drawer_deinit(di_runner *r);
 di_status di_drawer_begin(di_runner *r, int32_t n_rows, di_error *err);
 /* Puts it on the stream; tokens are in r->drawer.tokens for what comes behind it there. */
 di_status di_drawer_launch(di_runner *r, const float *logits, di_error *err);
+/* Its parts, for rows that are drawn a few at a time: all rows are sent to the device, rows [first, first + n) are
+ * drawn from `logits`, and what came of all of them comes back. */
+di_status di_drawer_send(di_runner *r, di_error *err);
+di_status di_drawer_put(di_runner *r, const float *logits, int32_t first, int32_t n, di_error *err);
+di_status di_drawer_fetch(di_runner *r, di_error *err);
+/* Between send and fetch: confidences [n] (device) of the drafts that rows from `first` on draw come along. */
+di_status di_drawer_fetch_confidences(di_runner *r, const float *conf, int32_t first, int32_t n, di_error *err);
 /* Waits for it: di_drawer_results, and lists of the best into `top` (host), as far as the rows ask for them. */
 di_status di_drawer_wait(di_runner *r, di_logprob *top, di_error *err);
 /* Both. */
@@ -369,6 +390,18 @@ di_status di_drawer_run(di_runner *r, const float *logits, di_logprob *top, di_e
 static inline const di_sample_result *di_drawer_results(const di_runner *r) {
     return r->drawer.results;
 }
+static inline const float *di_drawer_confidences(const di_runner *r) {
+    return r->drawer.confidences;
+}
+
+/* ---- device_clock.c: how long the device works and waits, where the executor has `launch` ---- */
+di_status di_device_clock_init(di_runner *r, di_error *err);
+void di_device_clock_deinit(di_runner *r);
+/* A span of work begins on the stream; follows: there was no reason for the device to wait since the one before. */
+void di_device_clock_begin(di_runner *r, bool follows);
+void di_device_clock_end(di_runner *r);
+/* Adds up the spans that are over. */
+void di_device_clock_settle(di_runner *r);
 
 /* ---- draw.c: from logits to tokens and drafts; called by the runner's thread ---- */
 /* Sum of the contexts of n rows from pos0 on: of the row at position p, p + 1. */
@@ -381,6 +414,8 @@ void di_step_plan(di_runner *r, di_step *step);
 void di_step_draw_begin(di_runner *r, di_step *step, const float *logits);
 /* Behind begin, which puts the draw on the device's stream where it has one: what stands there is waited for. */
 void di_step_draw_end(di_runner *r, di_step *step);
+/* Whether the next round that is not made because it does not pay is made all the same. */
+bool di_step_probe_is_due(const di_runner *r);
 /* A drafting round for the sequences that go on. */
 void di_step_draft(di_runner *r, di_step *step);
 

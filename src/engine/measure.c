@@ -98,11 +98,16 @@ static di_status run_round(rig *g, int32_t n, int64_t *ns) {
         r->draft_seqs[k] = (di_draft_seq){.token = g->tokens[k], .last = 0, .slot = k};
         r->draft_prev[k] = g->tokens[k];
     }
-    di_status st = r->executor.draft_begin(r->executor.self, r->draft_seqs, n, r->n_drafts, r->kv->states, NULL);
+    bool waits = !r->executor.draft_launch;
+    di_status st = (waits ? r->executor.draft_begin : r->executor.draft_launch)(r->executor.self, r->draft_seqs, n,
+                                                                                r->n_drafts, r->kv->states, NULL);
     for (int32_t i = 0; i < r->n_drafts && !st; i++) {
         float *logits, *conf;
-        st = r->executor.draft_next(r->executor.self, i, r->draft_prev, &logits, &conf, NULL);
+        st = waits ? r->executor.draft_next(r->executor.self, i, r->draft_prev, &logits, &conf, NULL)
+                   : r->executor.draft_follow(r->executor.self, i, NULL, &logits, &conf, NULL);
     }
+    if (!st && !waits)
+        st = r->executor.wait(r->executor.self, NULL);
     *ns = di_clock_ns() - start_ns;
     return st;
 }

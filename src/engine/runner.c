@@ -242,6 +242,8 @@ static void report(di_runner *r, di_step *step) {
     if (step->n_drafters > 0)
         r->saved_ns -= (double)(step->end_ns - step->drawn_ns);
     step->saved_ns = r->saved_ns;
+    step->device_busy_ns = r->clock.busy_ns;
+    step->device_idle_ns = r->clock.idle_ns;
     step->n_tested = r->n_tested;
     step->expected_sum = r->expected_sum;
     step->bound_sum = r->bound_sum;
@@ -260,17 +262,27 @@ static void report(di_runner *r, di_step *step) {
  * takes the results, commits them and forms the step after.
  *
  *   device   forward N | draw N | forward N+1 ............ | draw N+1 | forward N+2
- *   host     ... launch N+1 | wait for draw N | commit N, form N+2 | launch N+2 | wait for draw N+1 */
+ *   host     ... launch N+1 | wait for draw N | commit N, form N+2 | launch N+2 | wait for draw N+1
+ *
+ * Whether drafts pay is decided between a draw and the next forward. As long as they don't, it is asked once in a few
+ * steps, and the others follow. A constraint's next tokens may be certain, which saves more than following does. */
+
+enum { FOLLOW_MAX = 15 };
+
+static bool may_skip_drafts(const di_runner *r) {
+    return r->n_drafts == 0 ||
+           (r->policy == DI_SPEC_COST && !r->is_drafting && r->n_followed < FOLLOW_MAX && !di_step_probe_is_due(r));
+}
 
 /* Of drafts and masks the next rows depend on the tokens; so do sequences that go on behind rows of drafts. */
 static bool can_follow(const di_runner *r, const di_step *step) {
-    if (!r->executor.launch || r->n_drafts > 0 || step->error.code || step->draw_status)
+    if (!r->executor.launch || step->error.code || step->draw_status)
         return false;
     for (int32_t k = 0; k < step->n_seqs; k++) {
         if (step->seqs[k].seq->masks || step->seqs[k].n_drafts > 0)
             return false;
     }
-    for (int32_t i = 0; i < step->n_samples; i++) {
+    for (int32_t i = 0; i < step->n_samples; i += step->samples[i].n_span) {
         if (step->samples[i].seq->masks)
             return false;
     }
@@ -278,8 +290,8 @@ static bool can_follow(const di_runner *r, const di_step *step) {
 }
 
 /* The forward of the step behind this one, where it is there and can follow. */
-static void launch_next(di_runner *r, const di_step *step) {
-    if (!can_follow(r, step))
+static void launch_next(di_runner *r, di_step *step) {
+    if (!may_skip_drafts(r) || !can_follow(r, step))
         return;
     pthread_mutex_lock(&r->mutex);
     di_step *next = r->n_queued > 0 ? r->queue[0] : NULL;
@@ -290,8 +302,9 @@ static void launch_next(di_runner *r, const di_step *step) {
     next->draw_status = DI_OK;
     if (!can_follow(r, next))
         return;
-    next->is_launched = true;
+    step->is_followed = next->is_launched = true;
     next->start_ns = di_clock_ns();
+    di_device_clock_begin(r, next->follows);
     next->error.code = forward(r, next, &next->logits);
 }
 
@@ -306,10 +319,13 @@ static void run(di_runner *r, di_step *step) {
     r->n_steps++;
     if (!step->is_launched) {
         step->start_ns = di_clock_ns();
+        di_device_clock_begin(r, step->follows);
         step->error.code = forward(r, step, &step->logits);
     }
-    if (r->executor.launch && !step->error.code && step->n_samples == 0)
+    if (r->executor.launch && !step->error.code && step->n_samples == 0) {
+        di_device_clock_end(r);
         step->error.code = r->executor.wait(r->executor.self, &step->error);
+    }
     step->forward_ns = di_clock_ns();
     pthread_mutex_lock(&r->mutex);
     bool waits = !step->is_sampling_ready;
@@ -319,9 +335,11 @@ static void run(di_runner *r, di_step *step) {
     step->sample_ns = waits ? di_clock_ns() : step->forward_ns;
     if (!step->error.code && step->n_samples > 0) {
         di_step_draw_begin(r, step, step->logits);
+        di_device_clock_end(r);
         launch_next(r, step);
         di_step_draw_end(r, step);
     }
+    di_device_clock_settle(r);
     step->drawn_ns = di_clock_ns();
     if (r->executor.launch)
         settle_times(r, step);
@@ -360,7 +378,7 @@ static void *runner_main(void *arg) {
 
 void di_runner_launch(di_runner *r, di_step *step) {
     step->error = (di_error){0};
-    step->is_launched = false;
+    step->is_launched = step->is_followed = false;
     step->logits = NULL;
     pthread_mutex_lock(&r->mutex);
     DI_ASSERT(r->n_queued < 2);
@@ -455,6 +473,8 @@ di_status di_runner_init(di_runner *r, di_error *err) {
     di_status st = make_drafting(r, err);
     if (!st)
         st = r->executor.sample ? di_drawer_init(r, err) : make_samplers(r, err);
+    if (!st && r->executor.launch)
+        st = di_device_clock_init(r, err);
     return st ? st : start(r, err);
 }
 
@@ -475,8 +495,10 @@ void di_runner_deinit(di_runner *r) {
         di_sampler_deinit(&r->samplers[i]);
         free(r->rows[i]);
     }
-    if (r->backend)
+    if (r->backend) {
+        di_device_clock_deinit(r);
         di_drawer_deinit(r);
+    }
     free(r->samplers);
     free(r->rows);
     free(r->batch);

@@ -683,6 +683,8 @@ static void count_step(di_core *c, const di_step *step) {
     memcpy(st->calibration_held, step->calibration_held, sizeof st->calibration_held);
     memcpy(st->calibration_sum, step->calibration_sum, sizeof st->calibration_sum);
     st->saved_ns = (int64_t)step->saved_ns;
+    st->device_busy_ns = step->device_busy_ns;
+    st->device_idle_ns = step->device_idle_ns;
     st->n_tested = step->n_tested;
     st->expected_sum = step->expected_sum;
     st->bound_sum = step->bound_sum;

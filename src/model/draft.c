@@ -2,7 +2,9 @@
  * chain of B steps that turns the rows' logits into dependent draft distributions.
  *
  * Rows of a round see the ring context up to the last certain position and all rows of their own block. The chain is
- * driven by the caller, who draws each draft, since drawing is sampling. Nothing of a round is stored in the rings. */
+ * driven by the caller, who draws each draft, since drawing is sampling: on the host, or on the device, where a draft
+ * is fed to the next step of the chain and the host waits for the round alone. Nothing of a round is stored in the
+ * rings. */
 #include "forward_internal.h"
 
 static di_status put_begin(di_forward *fw, int32_t index) {
@@ -40,12 +42,11 @@ static di_status put_begin(di_forward *fw, int32_t index) {
 
 static di_status begin(di_forward *fw, const di_draft_seq *seqs, int32_t n_seqs, int32_t n_rows) {
     DI_TRY(di_draft_prepare(fw, seqs, n_seqs, n_rows));
-    DI_TRY(di_graph_run(fw, DI_RECORD_DRAFT_BEGIN, 0, put_begin));
-    return fw->model->backend.device->stream_sync(fw->stream, fw->err);
+    return di_graph_run(fw, DI_RECORD_DRAFT_BEGIN, 0, put_begin);
 }
 
-di_status di_draft_begin(di_forward *fw, const di_draft_seq *seqs, int32_t n_seqs, int32_t n_rows, uint8_t *slots,
-                         di_tap_fn tap, void *tap_user, di_error *err) {
+di_status di_draft_launch(di_forward *fw, const di_draft_seq *seqs, int32_t n_seqs, int32_t n_rows, uint8_t *slots,
+                          di_tap_fn tap, void *tap_user, di_error *err) {
     fw->err = err;
     fw->slots = slots;
     fw->tap = tap;
@@ -58,13 +59,19 @@ di_status di_draft_begin(di_forward *fw, const di_draft_seq *seqs, int32_t n_seq
     return di_error_context(err, di_refused(fw, st), "drafting round of %d sequences", n_seqs);
 }
 
+di_status di_draft_begin(di_forward *fw, const di_draft_seq *seqs, int32_t n_seqs, int32_t n_rows, uint8_t *slots,
+                         di_tap_fn tap, void *tap_user, di_error *err) {
+    di_status st = di_draft_launch(fw, seqs, n_seqs, n_rows, slots, tap, tap_user, err);
+    return st ? st : di_forward_wait(fw, err);
+}
+
 static di_status put_next(di_forward *fw, int32_t i) {
     const di_model *mo = fw->model;
     const di_config *c = &mo->config;
     const di_ops *ops = mo->backend.ops;
     int64_t n = fw->draft_seqs;
     size_t es = di_dtype_bytes(di_act_dtype(fw), 1);
-    int32_t *ids = (int32_t *)(void *)(fw->ws.meta + fw->ml.ids);
+    int32_t *ids = (int32_t *)(void *)(fw->ws.meta + fw->ml.chain);
     di_act emb = di_act_of(fw, fw->ws.emb, n, c->draft_rank);
     di_act hid = di_act_of(fw, fw->ws.hid + (size_t)(i * n * c->hidden) * es, n, c->hidden);
     DI_TRY(ops->embed(fw->stream,
@@ -75,28 +82,60 @@ static di_status put_next(di_forward *fw, int32_t i) {
                                                  .out = di_act_f32(fw->ws.draft_logits, n, c->vocab)}));
     return ops->confidence(
         fw->stream,
-        &(di_confidence_args){.hid = hid, .emb = emb, .w = &mo->weights.confidence, .tau = 1.0f, .conf = fw->ws.conf});
+        &(di_confidence_args){
+            .hid = hid, .emb = emb, .w = &mo->weights.confidence, .tau = 1.0f, .conf = fw->ws.conf + i * n});
 }
 
-static di_status next(di_forward *fw, int32_t i, const int32_t *prev) {
-    const di_device_ops *dev = fw->model->backend.device;
-    int32_t *ids = (int32_t *)(void *)(fw->meta + fw->ml.ids);
+/* Tokens from the host. */
+static di_status give(di_forward *fw, const int32_t *prev) {
+    int32_t *ids = (int32_t *)(void *)(fw->meta + fw->ml.chain);
     for (int32_t s = 0; s < fw->draft_seqs; s++)
         ids[s] = prev[s < fw->draft_given ? s : 0];
     size_t n_bytes = (size_t)fw->draft_seqs * 4;
-    DI_TRY(dev->stream_upload(fw->stream, fw->ws.meta + fw->ml.ids, ids, n_bytes, 1, n_bytes, fw->err));
-    DI_TRY(di_graph_run(fw, DI_RECORD_DRAFT_NEXT, i, put_next));
-    return dev->stream_sync(fw->stream, fw->err);
+    return fw->model->backend.device->stream_upload(fw->stream, fw->ws.meta + fw->ml.chain, ids, n_bytes, 1, n_bytes,
+                                                    fw->err);
+}
+
+/* Tokens that are on the device. */
+static di_status feed(di_forward *fw, const int32_t *tokens) {
+    return fw->model->backend.ops->feed(
+        fw->stream, &(di_feed_args){.from = (const int32_t *)(const void *)(fw->ws.meta + fw->ml.chain_from),
+                                    .tokens = tokens,
+                                    .n = fw->draft_seqs,
+                                    .ids = (int32_t *)(void *)(fw->ws.meta + fw->ml.chain)});
+}
+
+static di_status check_step(di_forward *fw, int32_t i, di_error *err) {
+    fw->err = err;
+    if (err)
+        err->message[0] = 0;
+    if (i >= 0 && i < fw->draft_rows)
+        return DI_OK;
+    return di_fail(err, DI_ERR_RANGE, "draft step %d, the round has %d rows", i, fw->draft_rows);
+}
+
+static di_status run_step(di_forward *fw, int32_t i, di_status st, float **logits, float **conf) {
+    if (!st)
+        st = di_graph_run(fw, DI_RECORD_DRAFT_NEXT, i, put_next);
+    *logits = fw->ws.draft_logits;
+    *conf = fw->ws.conf + i * fw->draft_seqs;
+    return di_error_context(fw->err, di_refused(fw, st), "draft step %d", i);
 }
 
 di_status di_draft_next(di_forward *fw, int32_t i, const int32_t *prev, float **logits, float **conf, di_error *err) {
-    fw->err = err;
-    if (i < 0 || i >= fw->draft_rows)
-        return di_fail(err, DI_ERR_RANGE, "draft step %d, the round has %d rows", i, fw->draft_rows);
-    if (err)
-        err->message[0] = 0;
-    di_status st = next(fw, i, prev);
-    *logits = fw->ws.draft_logits;
-    *conf = fw->ws.conf;
-    return di_error_context(err, di_refused(fw, st), "draft step %d", i);
+    di_status st = check_step(fw, i, err);
+    if (st)
+        return st;
+    st = run_step(fw, i, give(fw, prev), logits, conf);
+    return st ? st : di_forward_wait(fw, err);
+}
+
+di_status di_draft_follow(di_forward *fw, int32_t i, const int32_t *tokens, float **logits, float **conf,
+                          di_error *err) {
+    di_status st = check_step(fw, i, err);
+    if (st)
+        return st;
+    if (tokens && !fw->model->backend.ops->feed)
+        return di_fail(err, DI_ERR_UNSUPPORTED, "draft step %d: the backend feeds no tokens on the device", i);
+    return run_step(fw, i, tokens ? feed(fw, tokens) : DI_OK, logits, conf);
 }

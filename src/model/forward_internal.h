@@ -80,13 +80,14 @@ static inline int32_t di_snapshot_passes(const di_config *c) {
 typedef struct di_meta_layout {
     struct {
         size_t pos, seq, win_lo, win_hi, row0, n, pos0, slot, store_from;
-    } set[2];                  /* 0: producers (all rows), 1: consumers */
-    size_t pair_store_from;    /* [seqs_max] */
-    size_t ids;                /* [rows_max] */
-    size_t fed_from;           /* [rows_max]: where in the fed tokens a row's is; -1: nowhere */
-    size_t grams;              /* [rows_max, Ng] */
-    size_t keep;               /* [rows_max]: producer row of each consumer row */
-    size_t logit_rows;         /* [logits_max]: consumer rows */
+    } set[2];                 /* 0: producers (all rows), 1: consumers */
+    size_t pair_store_from;   /* [seqs_max] */
+    size_t ids;               /* [rows_max] */
+    size_t fed_from;          /* [rows_max]: where in the fed tokens a row's is; -1: nowhere */
+    size_t grams;             /* [rows_max, Ng] */
+    size_t keep;              /* [rows_max]: producer row of each consumer row */
+    size_t logit_rows;        /* [logits_max]: consumer rows */
+    size_t chain, chain_from; /* [seqs_max]: tokens before a round's next drafts; their sequences' places among these */
     size_t tap_slot, tap_rows; /* [seqs_max], [rows_max]: places of taps that are put off, of sequences and rows */
     size_t ent_row[3], ent_seq[3], ent_idx[3], ent_pos[3]; /* by ratio 1, 2 */
     struct {

@@ -291,11 +291,19 @@ typedef struct di_draft_seq {
     int32_t slot;
 } di_draft_seq;
 
-/* Runs the draft blocks with n_rows rows a sequence (dspark_block_size by default). */
+/* Runs the draft blocks with n_rows rows a sequence (dspark_block_size by default); launch only puts them on the
+ * stream. */
+di_status di_draft_launch(di_forward *fw, const di_draft_seq *seqs, int32_t n_seqs, int32_t n_rows, uint8_t *slots,
+                          di_tap_fn tap, void *tap_user, di_error *err);
 di_status di_draft_begin(di_forward *fw, const di_draft_seq *seqs, int32_t n_seqs, int32_t n_rows, uint8_t *slots,
                          di_tap_fn tap, void *tap_user, di_error *err);
 /* Row i of the Markov chain: from the token before (prev [n_seqs]), logits [n_seqs, V] fp32 and confidences [n_seqs],
  * device memory valid until the next call. i rises from 0. */
 di_status di_draft_next(di_forward *fw, int32_t i, const int32_t *prev, float **logits, float **conf, di_error *err);
+/* The same put on the stream: `tokens` [n_seqs] are device memory that what stands there before writes, ids of the
+ * vocabulary; NULL: the tokens before stay, at first those of the round's sequences. The logits are valid until the
+ * next step there, the confidences until the next round. DI_ERR_UNSUPPORTED where the backend has no `feed`. */
+di_status di_draft_follow(di_forward *fw, int32_t i, const int32_t *tokens, float **logits, float **conf,
+                          di_error *err);
 
 #endif

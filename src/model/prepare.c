@@ -396,6 +396,8 @@ di_status di_draft_prepare(di_forward *fw, const di_draft_seq *seqs, int32_t n_s
         meta_i32(fw, m->set[0].n)[s] = n_rows;
         meta_i32(fw, m->set[0].pos0)[s] = (int32_t)(a + 1);
         meta_i32(fw, m->set[0].slot)[s] = q->slot;
+        meta_i32(fw, m->chain)[s] = q->token;
+        meta_i32(fw, m->chain_from)[s] = s < n_seqs ? s : 0;
         for (int32_t j = 0; j < n_rows; j++) {
             int32_t row = s * n_rows + j;
             meta_i32(fw, m->ids)[row] = j ? c->draft_noise_id : q->token;

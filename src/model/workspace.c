@@ -60,6 +60,8 @@ void di_meta_cut(di_meta_layout *m, const di_config *c, int64_t n, int64_t s, in
     m->snap.pos0 = take_meta(&used, n_snap, 4);
     m->snap.slot = take_meta(&used, n_snap, 4);
     m->snap.store_from = take_meta(&used, n_snap, 4);
+    m->chain = take_meta(&used, s, 4);
+    m->chain_from = take_meta(&used, s, 4);
     m->tap_slot = take_meta(&used, s, 4);
     m->tap_rows = take_meta(&used, n, 4);
     m->skip = take_meta(&used, 2 * n, 1);
@@ -148,7 +150,7 @@ size_t di_workspace_cut(di_workspace *ws, di_meta_layout *ml, uint8_t *base, con
         ws->emb = take(&at, s * c->draft_rank, es);
         ws->base = take(&at, s * c->draft_block * c->vocab, 4);
         ws->draft_logits = take(&at, s * c->vocab, 4);
-        ws->conf = take(&at, s, 4);
+        ws->conf = take(&at, s * c->draft_block, 4);
     }
     return at.used;
 }

@@ -29,7 +29,7 @@ typedef struct sim {
     int32_t n_seqs_last, rows_last; /* of the last forward */
     bool draws;                     /* set before sim_core: rows are drawn by the operation sample_rows */
     bool follows;                   /* likewise, with draws: forwards may be fed from draws before them */
-    int64_t n_fed;                  /* rows that were */
+    int64_t n_fed, n_chained;       /* rows that were; drafts that were made from drafts on the device */
     int64_t n_drawn;                /* by it */
     /* the drafting round */
     bool has_drafts;                          /* set before sim_core: there is a draft module */
@@ -212,6 +212,15 @@ static inline di_status sim_draft_next(void *self, int32_t i, const int32_t *pre
     return DI_OK;
 }
 
+/* Tokens that the draws before gave, and that the host has not seen. */
+static inline di_status sim_draft_follow(void *self, int32_t i, const int32_t *tokens, float **logits, float **conf,
+                                         di_error *err) {
+    sim *m = self;
+    static const int32_t none[256]; /* where times are measured, nothing is drawn */
+    m->n_chained += tokens ? m->n_drafters : 0;
+    return sim_draft_next(self, i, tokens ? tokens : none, logits, conf, err);
+}
+
 static inline di_status sim_catch_up(void *self, const di_batch *batch, di_error *err) {
     sim *m = self;
     (void)err;
@@ -263,6 +272,10 @@ static inline di_core *sim_core(sim *m, const di_core_options *options) {
         executor.draft_begin = sim_draft_begin;
         executor.draft_next = sim_draft_next;
         executor.catch_up = sim_catch_up;
+    }
+    if (m->has_drafts && executor.launch) {
+        executor.draft_launch = sim_draft_begin;
+        executor.draft_follow = sim_draft_follow;
     }
     di_core_model model = {.n_vocab = SIM_VOCAB,
                            .eos_id = SIM_EOS,

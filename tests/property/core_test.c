@@ -164,7 +164,7 @@ static di_core_options random_options(uint64_t *rng, size_t *prompt_max) {
 
 /* What all runs together went through: traffic that misses one of these shows nothing about it. */
 static di_core_stats total;
-static int64_t n_put_off, n_caught_up, n_drawn, n_fed;
+static int64_t n_put_off, n_caught_up, n_drawn, n_fed, n_chained;
 
 static void add_total(const di_core_stats *s) {
     total.n_finished += s->n_finished;
@@ -192,6 +192,7 @@ static void traffic_went_through_everything(void **state) {
     assert_true(total.cache_evicted_blocks > 0 && total.cache_evicted_snapshots > 0 && total.snapshots > 0);
     assert_true(total.accepted_tokens > 0 && total.draft_tokens > total.accepted_tokens);
     assert_true(n_put_off > n_caught_up && n_caught_up > 0 && n_drawn > 0 && n_fed > 0);
+    assert_true(n_chained > 0);
     print_message("drafts verified %lld, accepted %lld\n", (long long)total.draft_tokens,
                   (long long)total.accepted_tokens);
     print_message("samples %lld, preempted %lld, forked %lld, cached tokens %lld, run again %lld\n",
@@ -270,6 +271,7 @@ DI_PROPERTY(every_sample_is_what_it_is_alone, 150) {
     n_caught_up += m.n_caught_up;
     n_drawn += m.n_drawn;
     n_fed += m.n_fed;
+    n_chained += m.n_chained;
     di_core_destroy(core);
     di_core_destroy(alone);
     sim_close(&m);

@@ -389,6 +389,11 @@ static di_status cpu_event_wait(di_event *event, di_error *err) {
     return DI_OK;
 }
 
+static bool cpu_event_elapsed(const di_event *from, const di_event *to, int64_t *ns) {
+    (void)from, (void)to, (void)ns;
+    return false;
+}
+
 static const char *cpu_stream_refused(const di_stream *stream) {
     return stream->refused;
 }
@@ -430,6 +435,7 @@ const di_device_ops di_cpu_device_ops = {
     .event_destroy = cpu_event_destroy,
     .event_record = cpu_event_record,
     .event_wait = cpu_event_wait,
+    .event_elapsed = cpu_event_elapsed,
     .measure = di_cpu_measure,
     .host_threads = cpu_host_threads,
     .host_run = cpu_host_run,

@@ -338,10 +338,12 @@ static di_status cuda_reserve(di_device *dev, const di_limits *limits, di_error 
 /* ---- streams ---- */
 
 void di_cuda_turn_begin(di_stream *stream) {
+    if (stream->is_recording) /* the turn is this thread's until the recording ends */
+        return;
     auto *turn = &turns[stream->dev->ordinal];
     pthread_mutex_lock(&turn->lock);
     (void)cudaSetDevice(stream->dev->ordinal); /* of the calling thread */
-    if (stream->is_recording || turn->stream == stream)
+    if (turn->stream == stream)
         return;
     if (turn->stream) {
         (void)cudaEventRecord(turn->stream->ends, turn->stream->stream);
@@ -351,7 +353,8 @@ void di_cuda_turn_begin(di_stream *stream) {
 }
 
 void di_cuda_turn_end(di_stream *stream) {
-    pthread_mutex_unlock(&turns[stream->dev->ordinal].lock);
+    if (!stream->is_recording)
+        pthread_mutex_unlock(&turns[stream->dev->ordinal].lock);
 }
 
 static di_status cuda_stream_create(di_device *dev, di_stream **out, di_error *err) {
@@ -423,7 +426,7 @@ static di_status cuda_event_create(di_device *dev, di_event **out, di_error *err
     di_event *event = (di_event *)calloc(1, sizeof *event);
     if (!event)
         return di_fail(err, DI_ERR_MEMORY, "nvidia: no memory for an event");
-    st = di_cuda_check(cudaEventCreateWithFlags(&event->event, cudaEventDisableTiming), err, "an event");
+    st = di_cuda_check(cudaEventCreate(&event->event), err, "an event");
     if (st)
         free(event);
     else
@@ -446,21 +449,38 @@ static di_status cuda_event_wait(di_event *event, di_error *err) {
     return di_cuda_check(cudaEventSynchronize(event->event), err, "waiting for the device");
 }
 
+static bool cuda_event_elapsed(const di_event *from, const di_event *to, int64_t *ns) {
+    float ms = 0;
+    if (cudaEventElapsedTime(&ms, from->event, to->event)) {
+        (void)cudaGetLastError(); /* that it has not come is no failure */
+        return false;
+    }
+    *ns = (int64_t)((double)ms * 1e6);
+    return true;
+}
+
 struct di_graph {
     cudaGraphExec_t exec;
 };
 
+/* While a stream records no other one gets a turn: an event that it recorded for one would be part of the graph. */
 static di_status cuda_graph_begin(di_stream *stream, di_error *err) {
+    pthread_mutex_t *lock = &turns[stream->dev->ordinal].lock;
+    pthread_mutex_lock(lock);
+    (void)cudaSetDevice(stream->dev->ordinal);
     di_status st = di_cuda_check(cudaStreamBeginCapture(stream->stream, cudaStreamCaptureModeThreadLocal), err,
                                  "recording operations");
     stream->is_recording = st == DI_OK;
+    if (st)
+        pthread_mutex_unlock(lock);
     return st;
 }
 
 static di_status cuda_graph_end(di_stream *stream, di_graph **out, di_error *err) {
     cudaGraph_t recorded = NULL;
-    stream->is_recording = false;
     di_status st = di_cuda_check(cudaStreamEndCapture(stream->stream, &recorded), err, "recording operations");
+    stream->is_recording = false;
+    pthread_mutex_unlock(&turns[stream->dev->ordinal].lock);
     if (st)
         return st;
     di_graph *graph = (di_graph *)calloc(1, sizeof *graph);
@@ -629,6 +649,7 @@ const di_device_ops di_cuda_device_ops = {
     .event_destroy = cuda_event_destroy,
     .event_record = cuda_event_record,
     .event_wait = cuda_event_wait,
+    .event_elapsed = cuda_event_elapsed,
     .graph_begin = cuda_graph_begin,
     .graph_end = cuda_graph_end,
     .graph_launch = cuda_graph_launch,

@@ -25,7 +25,7 @@ static bench *open_drawing(const di_core_options *o, int quality, bool draws) {
     bench *b = calloc(1, sizeof *b);
     assert_non_null(b);
     sim_open(&b->m, 1);
-    b->m.draws = draws;
+    b->m.draws = b->m.follows = draws;
     b->m.has_drafts = true;
     b->m.draft_quality = quality;
     b->core = sim_core(&b->m, o);
