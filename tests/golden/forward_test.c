@@ -339,8 +339,11 @@ static void faithful_stages(void **state) {
         int p = kept[i];
         golden *g = open_golden(true, p);
         /* every stage input is replaced by the golden one before the stage runs */
-        tap_compare in = {
-            .g = g, .tolerance = 1e-2, .attn_tolerance = rig_attn_tolerance(), .inject = &r, .n_tokens = man.n[p]};
+        tap_compare in = {.g = g,
+                          .tolerance = 1e-2,
+                          .rounded_tolerance = rig_rounded_tolerance(),
+                          .inject = &r,
+                          .n_tokens = man.n[p]};
         rig_reset(&r);
         r.tap = tap_compare_fn;
         r.tap_user = &in;

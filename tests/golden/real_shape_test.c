@@ -64,7 +64,7 @@ static void one_prompt(rig *r, int p, bool faithful) {
     golden *g = golden_open(di_test_data(name));
     tap_compare cmp = {.g = g,
                        .tolerance = faithful ? 1e-2 : 2e-4,
-                       .attn_tolerance = faithful ? rig_attn_tolerance() : 0,
+                       .rounded_tolerance = faithful ? rig_rounded_tolerance() : 0,
                        .inject = faithful ? r : NULL,
                        .n_tokens = n,
                        .is_partial = faithful && n > LAST};

@@ -117,7 +117,7 @@ void rig_put(const rig *r, uint8_t *at, const void *bytes, size_t n) {
     OK(r->backend.device->upload(r->device, at, bytes, n, err));
 }
 
-double rig_attn_tolerance(void) {
+double rig_rounded_tolerance(void) {
     return strcmp(di_test_backend(), "nvidia") == 0 ? 5e-2 : 0;
 }
 

@@ -140,7 +140,8 @@ void tap_compare_fn(void *user, const char *name, di_dtype dtype, int64_t n_rows
     double rel = norm > 0 ? sqrt(err / norm) : sqrt(err);
     if (!integer && rel > c->worst)
         c->worst = rel;
-    double tolerance = c->attn_tolerance > 0 && strstr(name, "attn_out") ? c->attn_tolerance : c->tolerance;
+    bool is_rounded = strstr(name, "attn_out") || strstr(name, "compressed_kv_raw") || strstr(name, "index_k_raw");
+    double tolerance = is_rounded && c->rounded_tolerance > 0 ? c->rounded_tolerance : c->tolerance;
     if (!integer && !(rel <= tolerance)) {
         print_message("'%s': off by %g of its rms, tolerance %g\n", name, rel, tolerance);
         c->n_wrong++;

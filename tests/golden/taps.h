@@ -9,7 +9,7 @@
 typedef struct tap_compare {
     const golden *g;
     double tolerance; /* of float tensors: relative, of the golden rows' root mean square; integers must be equal */
-    double attn_tolerance; /* of attn_out; 0: the same */
+    double rounded_tolerance; /* of attn_out and of entries (rig_rounded_tolerance); 0: the same */
     /* Not NULL: after comparing, the last rows, window records and pages of sequence 0 are replaced by the golden ones,
      * so that each stage is fed with golden inputs. Only the last row is compared then: inputs of earlier rows are not
      * in the files. */
