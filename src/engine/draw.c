@@ -756,7 +756,7 @@ static void run_round(di_runner *r, di_step *step) {
     }
     for (int32_t k = 0; k < n; k++)
         set_chances(r, r->drafters[k]);
-    di_spec_cost_learn_draft(&r->cost, n, di_clock_ns() - start_ns);
+    di_spec_cost_learn_draft(&r->cost, n, di_clock_ns() - start_ns + r->turn_ns);
 }
 
 /* Where a constraint leaves one token only, that token follows: it is verified like a draft, and always holds. */

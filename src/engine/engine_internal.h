@@ -294,8 +294,10 @@ typedef struct di_runner {
     struct di_mask_job *mask_jobs; /* owned [seqs_max] */
     int32_t n_mask_jobs;
     int64_t context_max, n_steps, n_draft_fails;
-    int64_t last_drawn_ns; /* end of the last step's draw */
-    double rate;           /* running chance that a draft holds if those before it do */
+    int64_t last_drawn_ns, last_end_ns; /* end of the last step's draw, and of the step */
+    int64_t turn_ns;                    /* what the host took between a step that drafted and the one behind it, where
+                                           a step that drafts nothing could have been launched ahead */
+    double rate;                        /* running chance that a draft holds if those before it do */
     double saved_ns;
     int64_t n_tested;               /* drafts that rejection tested */
     double expected_sum, bound_sum; /* of 1 - d and (1 - d) / (1 + d), d being their distances */

@@ -319,6 +319,8 @@ static void run(di_runner *r, di_step *step) {
     r->n_steps++;
     if (!step->is_launched) {
         step->start_ns = di_clock_ns();
+        if (r->executor.launch && r->is_drafting && step->follows)
+            r->turn_ns = step->start_ns - r->last_end_ns;
         di_device_clock_begin(r, step->follows);
         step->error.code = forward(r, step, &step->logits);
     }
@@ -347,7 +349,7 @@ static void run(di_runner *r, di_step *step) {
     if (!step->error.code && r->n_drafts > 0)
         learn(r, step);
     di_step_draft(r, step);
-    step->end_ns = di_clock_ns();
+    step->end_ns = r->last_end_ns = di_clock_ns();
     report(r, step);
     trace_step(r, step);
 }
