@@ -85,8 +85,11 @@ static inline void cu_mbar_inval(uint64_t *bar) {
 }
 static inline void cu_fence_mbar_init() {
 }
+static inline void cu_mbar_arrive(uint32_t bar) {
+    di_emu_mbar_arrive(bar, true, 0);
+}
 static inline void cu_mbar_arrive(uint64_t *bar) {
-    di_emu_mbar_arrive(cu_smem(bar), true, 0);
+    cu_mbar_arrive(cu_smem(bar));
 }
 static inline void cu_mbar_arrive_expect(uint64_t *bar, uint32_t n_bytes) {
     di_emu_mbar_arrive(cu_smem(bar), true, n_bytes);
@@ -102,6 +105,9 @@ static inline void cu_mbar_arrive_cp(uint64_t *bar) {
 }
 static inline bool cu_mbar_try_wait(uint64_t *bar, uint32_t parity) {
     return di_emu_mbar_test(cu_smem(bar), parity);
+}
+static inline void cu_mbar_wait(uint32_t bar, uint32_t parity) {
+    di_emu_mbar_wait(bar, parity);
 }
 static inline void cu_mbar_wait(uint64_t *bar, uint32_t parity) {
     di_emu_mbar_wait(cu_smem(bar), parity);
@@ -180,8 +186,8 @@ static inline void di_emu_map_load(uint32_t smem, const cu_map &map, const int (
 static inline void cu_map_load(uint32_t smem, const cu_map &map, int x, int y, uint64_t *bar) {
     di_emu_map_load(smem, map, {x, y, 0, 0, 0}, bar);
 }
-static inline void cu_map_load5(uint32_t smem, const cu_map &map, int x, int v, uint64_t *bar) {
-    di_emu_map_load(smem, map, {x, 0, 0, 0, v}, bar);
+static inline void cu_map_load4(uint32_t smem, const cu_map &map, int x, int y, uint64_t *bar) {
+    di_emu_map_load(smem, map, {x, 0, y, 0, 0}, bar);
 }
 static inline void cu_fence_async() {
 }
@@ -204,6 +210,9 @@ static inline void cu_cluster_sync() {
 }
 static inline uint32_t cu_mapa(uint32_t smem, uint32_t rank) {
     return di_emu_mapa(smem, rank);
+}
+static inline float4 cu_smem_load4(uint32_t smem) {
+    return *(const float4 *)di_emu_pointer(smem, 16);
 }
 static inline float cu_dsmem_load(uint32_t mapped) {
     return *(const volatile float *)di_emu_pointer(mapped, 4);

@@ -2,14 +2,16 @@
  *
  * out [rows, n_out] = X . W^T with the codes of both in shared memory as they are stored. A scale belongs to 32 k,
  * which is one multiply: it starts from zero, and its sums are then added to the accumulators, times the scales of row
- * and output, on the ordinary units, while the next one runs.
+ * and output, on the ordinary units, while others run.
  *
  * Inside a multiply the hardware lines the 32 products up with the largest and keeps about 13 bits below it: a group's
  * sum is off by at most 32 * 2^-13 of its largest product, in practice by far less than the rounding of the result. The
  * product of the two scales must be a float; a scale 255 (NaN) acts as infinity.
  *
- * A block of threads has 128*M rows (two warpgroups of M tiles of 64) and 128 outputs; a third warpgroup copies. Output
- * o of 32 lies at row 8*(o%8/2) + 2*(o/8) + o%2 of the operand, so that accumulators of a thread are eight neighbours.
+ * The adding binds: one multiply-add for each sum and 32 k, whose three operands the registers give in one and a half
+ * cycles. All else is therefore kept away from the warpgroups that add. Output o of 128 lies at row 8*(o%32/2) +
+ * 2*(o/32) + o%2 of the operand, so that a thread's accumulators, of a row, are the 32 outputs of one scale. A further
+ * warpgroup copies codes and turns scales into floats.
  */
 #include "cu.cuh"
 #include "gemm.h"
@@ -17,41 +19,43 @@
 
 enum {
     OUT_TILE = 128,
-    BLOCK_K = 128,   /* k of a stage: four scale groups */
-    CONSUMERS = 256, /* threads */
-    THREADS = 384,   /* and a warpgroup that copies */
+    BLOCK_K = 128, /* k of a stage: four scale groups */
+    GROUPS_K = BLOCK_K / 32,
     WARPGROUP = 128,
     SCALERS = WARPGROUP - 32,
     BAND = 8, /* row tiles */
 };
 
-template <int M> struct fp8_stage {
-    static constexpr int ROWS = 128 * M, X = 0, W = ROWS * BLOCK_K, X_SCALE = W + OUT_TILE * BLOCK_K;
-    static constexpr int W_SCALE = X_SCALE + ROWS * 4;
-    static constexpr int BYTES = (W_SCALE + 16 + 1023) / 1024 * 1024;
-    static constexpr int COUNT = M == 2 ? 4 : 6;
-    static constexpr size_t ALL = (size_t)COUNT * BYTES + 2 * COUNT * sizeof(uint64_t);
+/* Shared memory: codes of the stages, their scales (a float for each group of 32 k), sums of pieces, barriers. */
+template <int GROUPS, bool CUT> struct fp8_form {
+    static constexpr int ROWS = 64 * GROUPS, CONSUMERS = GROUPS * WARPGROUP, THREADS = CONSUMERS + WARPGROUP;
+    static constexpr int TEMPS = GROUPS == 3 ? 1 : 2; /* multiplies of a warpgroup under way: what registers allow */
+    static constexpr int CONSUMER_REGS = GROUPS == 3 ? 152 : 224, COPIER_REGS = 56;
+    static constexpr int X = 0, W = ROWS * BLOCK_K, BYTES = W + OUT_TILE * BLOCK_K;
+    static constexpr int X_SCALE = 0, W_SCALE = ROWS * GROUPS_K * 4, SCALE_BYTES = W_SCALE + OUT_TILE / 32 * 16;
+    static constexpr int SUM_BYTES = CUT ? ROWS * OUT_TILE * 4 : 0;
+    static constexpr int COUNT = (227 * 1024 - 256 - SUM_BYTES) / (BYTES + SCALE_BYTES);
+    static constexpr int SCALES = COUNT * BYTES, SUMS = SCALES + COUNT * SCALE_BYTES, BARRIERS = SUMS + SUM_BYTES;
+    static constexpr int ALL = BARRIERS + 2 * COUNT * 8;
 };
 
-template <int M> struct fp8_ring {
-    uint8_t *stages;
-    uint64_t *full, *empty;
+/* A place in the ring and the parity of its round. `shared`: where the block's memory begins. */
+template <class F> struct fp8_at {
+    uint32_t shared, stage = 0, parity = 0;
 
-    __device__ explicit fp8_ring(uint8_t *shared)
-        : stages(shared), full((uint64_t *)(shared + fp8_stage<M>::COUNT * fp8_stage<M>::BYTES)),
-          empty(full + fp8_stage<M>::COUNT) {
+    __device__ explicit fp8_at(uint32_t shared_) : shared(shared_) {
     }
-};
-
-/* A place in the ring and the parity of its round. */
-template <int COUNT> struct fp8_at {
-    uint32_t stage = 0, parity = 0;
-
     __device__ void next() {
-        if (++stage == COUNT) {
+        if (++stage == F::COUNT) {
             stage = 0;
             parity ^= 1;
         }
+    }
+    __device__ uint32_t full() const {
+        return shared + F::BARRIERS + stage * 8;
+    }
+    __device__ uint32_t empty() const {
+        return full() + F::COUNT * 8;
     }
 };
 
@@ -63,269 +67,301 @@ struct fp8_tiles {
     __device__ int count() const {
         return n_row_tiles * n_out_tiles;
     }
-    template <int M> __device__ void at(int t, int64_t &row0, int64_t &out0) const {
+    __device__ int of_block() const {
+        return (count() - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
+    }
+    __device__ void at(int t, int rows, int64_t &row0, int64_t &out0) const {
         int per_band = BAND * n_out_tiles, first = t / per_band * BAND, in_band = t % per_band;
         int n = n_row_tiles - first < BAND ? n_row_tiles - first : BAND;
-        row0 = (int64_t)(first + in_band % n) * fp8_stage<M>::ROWS;
+        row0 = (int64_t)(first + in_band % n) * rows;
         out0 = (int64_t)(in_band / n) * OUT_TILE;
     }
 };
 
 /* ---- copying -----------------------------------------------------------------------------------------------------
- * The first thread asks the copy engine for codes; the other three warps copy scales, whose rows are too short for it.
+ * The first thread asks the copy engine for codes; the other three warps bring scales, as floats.
  */
 
-/* X: [rows][k]. W: [out/32][out%8/2][out/8%4][out%2][k]. */
+/* X: [rows][k]. W: [out%32/2][out/32][out%2][k]. */
 struct fp8_maps {
     cu_map x, w;
 };
 
 static bool fp8_maps_make(fp8_maps *maps, const gemm_job &job, uint32_t n_rows) {
     uint64_t n_in = (uint64_t)job.w.n_in, x_dims[2] = {(uint64_t)job.x.n_cols, (uint64_t)job.x.n_rows};
-    uint64_t x_stride[1] = {(uint64_t)job.x.stride}, w_dims[5] = {n_in, 2, 4, 4, (uint64_t)job.w.n_out / 32};
-    uint64_t w_strides[4] = {n_in, 8 * n_in, 2 * n_in, 32 * n_in};
-    uint32_t x_box[2] = {BLOCK_K, n_rows}, w_box[5] = {BLOCK_K, 2, 4, 4, OUT_TILE / 32};
+    uint64_t x_stride[1] = {(uint64_t)job.x.stride}, w_dims[4] = {n_in, 2, (uint64_t)job.w.n_out / 32, 16};
+    uint64_t w_strides[3] = {n_in, 32 * n_in, 2 * n_in};
+    uint32_t x_box[2] = {BLOCK_K, n_rows}, w_box[4] = {BLOCK_K, 2, OUT_TILE / 32, 16};
     return cu_map_make(&maps->x, job.x.data, 2, x_dims, x_stride, x_box) &&
-           cu_map_make(&maps->w, job.w.data, 5, w_dims, w_strides, w_box);
+           cu_map_make(&maps->w, job.w.data, 4, w_dims, w_strides, w_box);
 }
 
-template <int M>
-__device__ static inline void fp8_copy_codes(const gemm_job &job, const fp8_ring<M> &ring, const fp8_tiles &tiles,
+template <class F>
+__device__ static inline void fp8_copy_codes(const gemm_job &job, uint8_t *shared, const fp8_tiles &tiles,
                                              const fp8_maps &maps) {
-    typedef fp8_stage<M> S;
     int n_blocks = (int)(job.w.n_in / BLOCK_K), n_tiles = tiles.count();
-    fp8_at<S::COUNT> at;
+    fp8_at<F> at(cu_smem(shared));
     for (int tile = blockIdx.x; tile < n_tiles; tile += gridDim.x) {
         int64_t row0, out0;
-        tiles.at<M>(tile, row0, out0);
+        tiles.at(tile, F::ROWS, row0, out0);
         int col = (int)(out0 / (job.w.n_out / job.n_groups) * job.w.n_in);
         for (int kb = 0; kb < n_blocks; kb++, at.next()) {
-            cu_mbar_wait(&ring.empty[at.stage], at.parity ^ 1);
-            uint64_t *full = &ring.full[at.stage];
-            uint32_t to = cu_smem(ring.stages) + at.stage * S::BYTES;
-            cu_mbar_arrive_expect(full, S::X_SCALE);
-            cu_map_load(to + S::X, maps.x, col + kb * BLOCK_K, (int)row0, full);
-            cu_map_load5(to + S::W, maps.w, kb * BLOCK_K, (int)(out0 / 32), full);
+            uint64_t *full = (uint64_t *)(shared + F::BARRIERS) + at.stage;
+            uint32_t to = at.shared + at.stage * F::BYTES;
+            cu_mbar_wait(at.empty(), at.parity ^ 1);
+            cu_mbar_arrive_expect(full, F::BYTES);
+            cu_map_load(to + F::X, maps.x, col + kb * BLOCK_K, (int)row0, full);
+            cu_map_load4(to + F::W, maps.w, kb * BLOCK_K, (int)(out0 / 32), full);
         }
     }
 }
 
-/* By threads 0..SCALERS - 1. */
-template <int M>
-__device__ static inline void fp8_copy_scales(const gemm_job &job, const fp8_ring<M> &ring, const fp8_tiles &tiles,
-                                              int t) {
-    typedef fp8_stage<M> S;
-    constexpr int EACH = (S::ROWS + SCALERS - 1) / SCALERS;
-    int n_blocks = (int)(job.w.n_in / BLOCK_K), n_tiles = tiles.count();
+/* 2^(byte - 127) of the four bytes. */
+__device__ static inline float4 fp8_scales(uint32_t word) {
+    return make_float4(__uint_as_float(word << 23 & 0x7F800000u), __uint_as_float(word << 15 & 0x7F800000u),
+                       __uint_as_float(word << 7 & 0x7F800000u), __uint_as_float(word >> 1 & 0x7F800000u));
+}
+
+/* By threads 0..SCALERS - 1. Words are loaded AHEAD stages before they are stored. */
+template <class F>
+__device__ static inline void fp8_copy_scales(const gemm_job &job, uint8_t *shared, const fp8_tiles &tiles, int t) {
+    constexpr int N = F::ROWS + OUT_TILE / 32, EACH = (N + SCALERS - 1) / SCALERS; /* rows, then blocks of outputs */
+    constexpr int AHEAD = 2;
+    int n_blocks = (int)(job.w.n_in / BLOCK_K), n_stages = tiles.of_block() * n_blocks;
+    int tile = blockIdx.x, kb = n_blocks; /* the next to load; begins with a new tile */
     int64_t last_row = job.x.n_rows - 1, last_out = job.w.n_out - 1;
-    fp8_at<S::COUNT> at;
-    for (int tile = blockIdx.x; tile < n_tiles; tile += gridDim.x) {
-        int64_t row0, out0;
-        tiles.at<M>(tile, row0, out0);
-        int64_t col = out0 / (job.w.n_out / job.n_groups) * job.w.n_in;
-        const uint8_t *x[EACH], *w = NULL;
+    const uint8_t *from[EACH];
+    uint32_t words[AHEAD][EACH];
+    fp8_at<F> at(cu_smem(shared));
+    for (int i = 0; i < n_stages + AHEAD; i += AHEAD) {
 #pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            int64_t row = row0 + t + i * SCALERS;
-            x[i] = job.x.scale + ((row < last_row ? row : last_row) * job.x.n_cols + col) / 32;
-        }
-        if (t < OUT_TILE / 32) {
-            int64_t o = out0 + t * 32 < last_out ? out0 + t * 32 : last_out;
-            w = job.w.scale + o / 32 * (job.w.n_in / 32);
-        }
-        for (int kb = 0; kb < n_blocks; kb++, at.next()) {
-            cu_mbar_wait(&ring.empty[at.stage], at.parity ^ 1);
-            uint32_t to = cu_smem(ring.stages) + at.stage * S::BYTES;
+        for (int a = 0; a < AHEAD; a++) {
+            if (i > 0 && i + a - AHEAD < n_stages) {
+                float4 *to = (float4 *)(shared + F::SCALES + at.stage * F::SCALE_BYTES);
+                cu_mbar_wait(at.empty(), at.parity ^ 1);
 #pragma unroll
-            for (int i = 0; i < EACH; i++) {
-                if (t + i * SCALERS < S::ROWS)
-                    cu_cp<4>(to + S::X_SCALE + (t + i * SCALERS) * 4, x[i]);
-                x[i] += BLOCK_K / 32;
+                for (int e = 0; e < EACH; e++) {
+                    if (t + e * SCALERS < N)
+                        to[t + e * SCALERS] = fp8_scales(words[a][e]);
+                }
+                __syncwarp();
+                if (t % DI_WARP == 0)
+                    cu_mbar_arrive(at.full());
+                at.next();
             }
-            if (w) {
-                cu_cp<4>(to + S::W_SCALE + t * 4, w);
-                w += BLOCK_K / 32;
+            if (i + a >= n_stages)
+                continue;
+            if (kb == n_blocks) {
+                int64_t row0, out0;
+                tiles.at(tile, F::ROWS, row0, out0);
+                int64_t col = out0 / (job.w.n_out / job.n_groups) * job.w.n_in;
+#pragma unroll
+                for (int e = 0; e < EACH; e++) {
+                    int j = t + e * SCALERS;
+                    int64_t row = row0 + j < last_row ? row0 + j : last_row, o = out0 + (j - F::ROWS) * 32;
+                    from[e] = j < F::ROWS ? job.x.scale + (row * job.x.n_cols + col) / 32
+                                          : job.w.scale + (o < last_out ? o : last_out) / 32 * (job.w.n_in / 32);
+                }
+                tile += gridDim.x;
+                kb = 0;
             }
-            cu_mbar_arrive_cp(&ring.full[at.stage]);
+#pragma unroll
+            for (int e = 0; e < EACH; e++) {
+                words[a][e] = t + e * SCALERS < N ? *(const uint32_t *)from[e] : 0;
+                from[e] += GROUPS_K;
+            }
+            kb++;
         }
     }
-    cu_cp_wait<0>();
 }
 
 /* ---- multiplying ------------------------------------------------------------------------------------------------- */
 
 /* Eight neighbouring outputs of a row. */
-__device__ static inline void fp8_store(const gemm_job &job, int64_t row, int64_t o, const float (&v)[8]) {
-    int64_t at = row * job.out.stride + o;
-    if (job.aligned >= 8 && o + 8 <= job.w.n_out) {
-        float y[8];
-#pragma unroll
-        for (int i = 0; i < 8; i += 4) {
-            float4 add = job.add ? *(const float4 *)(job.add + at + i) : make_float4(0, 0, 0, 0);
-            y[i] = v[i] + add.x;
-            y[i + 1] = v[i + 1] + add.y;
-            y[i + 2] = v[i + 2] + add.z;
-            y[i + 3] = v[i + 3] + add.w;
-        }
-        if (job.out.dtype == DI_F32) {
-            float4 *to = (float4 *)((float *)job.out.data + at);
-            to[0] = make_float4(y[0], y[1], y[2], y[3]);
-            to[1] = make_float4(y[4], y[5], y[6], y[7]);
-        } else {
-            *(uint4 *)((uint16_t *)job.out.data + at) = make_uint4(cu_pack_bf16(y[0], y[1]), cu_pack_bf16(y[2], y[3]),
-                                                                   cu_pack_bf16(y[4], y[5]), cu_pack_bf16(y[6], y[7]));
+__device__ static inline void fp8_store(const gemm_job &job, int64_t at, int64_t o, float (&v)[8]) {
+    if (job.aligned < 8 || o + 8 > job.w.n_out) {
+#pragma unroll 1
+        for (int i = 0; i < 8 && o + i < job.w.n_out; i++) {
+            float y = i < 4   ? i < 2   ? i ? v[1] : v[0]
+                                  : i > 2 ? v[3]
+                                        : v[2]
+                        : i < 6 ? i > 4 ? v[5] : v[4]
+                        : i > 6 ? v[7]
+                              : v[6];
+            y = job.add ? y + job.add[at + i] : y;
+            if (job.out.dtype == DI_F32)
+                ((float *)job.out.data)[at + i] = y;
+            else
+                ((uint16_t *)job.out.data)[at + i] = cu_f32_to_bf16(y);
         }
         return;
     }
+    if (job.add) {
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        if (o + i < job.w.n_out)
-            cu_act_store(job.out, row, o + i, job.add ? v[i] + job.add[at + i] : v[i]);
+        for (int i = 0; i < 8; i += 4) {
+            float4 add = *(const float4 *)(job.add + at + i);
+            v[i] += add.x;
+            v[i + 1] += add.y;
+            v[i + 2] += add.z;
+            v[i + 3] += add.w;
+        }
+    }
+    if (job.out.dtype == DI_F32) {
+        float4 *to = (float4 *)((float *)job.out.data + at);
+        to[0] = make_float4(v[0], v[1], v[2], v[3]);
+        to[1] = make_float4(v[4], v[5], v[6], v[7]);
+    } else {
+        *(uint4 *)((uint16_t *)job.out.data + at) = make_uint4(cu_pack_bf16(v[0], v[1]), cu_pack_bf16(v[2], v[3]),
+                                                               cu_pack_bf16(v[4], v[5]), cu_pack_bf16(v[6], v[7]));
     }
 }
 
-/* A stage is 8*M multiplies of 64 outputs: group by group, tile by tile, half by half. The next one runs while the sums
- * of the one before are added. CUT: sums of pieces of k are added to a total. */
-template <int M, bool CUT> struct fp8_consumer {
-    typedef fp8_stage<M> S;
-    static constexpr int HALF = OUT_TILE / 2, UNITS = 8 * M;
-    float acc[M][2][HALF / 2], temp[2][HALF / 2], total[CUT ? M : 1][2][CUT ? HALF / 2 : 1];
-    uint32_t x_scale[M][2], w_scale[4]; /* of a stage's four groups, a byte each */
+/* A warpgroup has 64 rows, each of its threads two of them and a block of 32 outputs. CUT: sums of pieces of k are
+ * added to a total, in shared memory. */
+template <class F, bool CUT> struct fp8_consumer {
+    float acc[OUT_TILE / 2], temp[F::TEMPS][OUT_TILE / 2];
+    float4 x_scale[2], w_scale; /* of a stage, by groups of k */
+    /* Where the first stage lies: codes, as descriptors, and this thread's scales. */
+    uint32_t x0, w0, x_scale0, w_scale0;
 
-    static __device__ float scale_at(uint32_t word, int g) { /* 2^(byte - 127) */
-        return __uint_as_float((g < 3 ? word << (23 - 8 * g) : word >> 1) & 0x7F800000u);
+    /* A descriptor of which only the lower half differs, so that it moves by one addition. */
+    static __device__ uint64_t desc(uint32_t low) {
+        return (uint64_t)(cu_desc_k128(0) >> 32) << 32 | low;
     }
-    /* Of the stage at `stage`; x_at: where this warpgroup's rows begin. */
-    template <int U> __device__ void multiply(uint32_t stage, uint32_t x_at) {
-        constexpr int H = U % 2, I = U / 2 % M, G = U / 2 / M;
+    static __device__ float group_of(const float4 &v, int g) {
+        return g == 0 ? v.x : g == 1 ? v.y : g == 2 ? v.z : v.w;
+    }
+    __device__ void read_scales(uint32_t stage) {
+        x_scale[0] = cu_smem_load4(x_scale0 + stage * F::SCALE_BYTES);
+        x_scale[1] = cu_smem_load4(x_scale0 + stage * F::SCALE_BYTES + 8 * 16);
+        w_scale = cu_smem_load4(w_scale0 + stage * F::SCALE_BYTES);
+    }
+    __device__ void multiply(float (&to)[OUT_TILE / 2], uint32_t x, uint32_t w) {
         cu_wgmma_fence();
-        cu_wgmma_e4m3_ss(temp[U % 2], cu_desc_k128(stage + S::X + x_at + I * 64 * BLOCK_K + G * 32),
-                         cu_desc_k128(stage + S::W + H * HALF * BLOCK_K + G * 32), 0);
+        cu_wgmma_e4m3_ss(to, desc(x), desc(w), 0);
         cu_wgmma_commit();
     }
-    template <int U> __device__ void promote() {
-        constexpr int H = U % 2, I = U / 2 % M, G = U / 2 / M;
-        float sx[2] = {scale_at(x_scale[I][0], G), scale_at(x_scale[I][1], G)};
-        cu_wgmma_pin(temp[U % 2]);
+    /* A stage whose scales are here; those of the next one are read while its last multiply runs. */
+    __device__ void stage(fp8_at<F> &at, bool has_next) {
+        constexpr int AHEAD = F::TEMPS - 1;
+        uint32_t x = x0 + at.stage * (F::BYTES / 16), w = w0 + at.stage * (F::BYTES / 16), empty = at.empty();
+        if constexpr (AHEAD > 0)
+            multiply(temp[0], x, w);
 #pragma unroll
-        for (int q = 0; q < 2; q++) {
-            float sw = scale_at(w_scale[H * 2 + q], G), s[2] = {sx[0] * sw, sx[1] * sw};
+        for (int g = 0; g < GROUPS_K; g++) {
+            if (g + AHEAD < GROUPS_K)
+                multiply(temp[(g + AHEAD) % F::TEMPS], x + (g + AHEAD) * 2, w + (g + AHEAD) * 2);
+            float sw = group_of(w_scale, g), s[2] = {group_of(x_scale[0], g) * sw, group_of(x_scale[1], g) * sw};
+            if (g + 1 < GROUPS_K) {
+                cu_wgmma_wait<AHEAD>();
+            } else {
+                at.next();
+                if (has_next) {
+                    cu_mbar_wait(at.full(), at.parity);
+                    read_scales(at.stage);
+                }
+                cu_wgmma_wait<0>();
+                if (cu_elect())
+                    cu_mbar_arrive(empty);
+            }
+            float(&from)[OUT_TILE / 2] = temp[g % F::TEMPS];
+            cu_wgmma_pin(from);
 #pragma unroll
-            for (int k = 0; k < 16; k++)
-                acc[I][H][q * 16 + k] = fmaf(temp[U % 2][q * 16 + k], s[k / 2 % 2], acc[I][H][q * 16 + k]);
+            for (int i = 0; i < OUT_TILE / 2; i++)
+                acc[i] = fmaf(from[i], s[i / 2 % 2], acc[i]);
         }
     }
-    template <int U> __device__ void steps(uint32_t stage, uint32_t x_at, uint64_t *empty) {
-        if constexpr (U + 1 < UNITS) {
-            multiply<U + 1>(stage, x_at);
-            cu_wgmma_wait<1>();
-            promote<U>();
-            steps<U + 1>(stage, x_at, empty);
-        } else {
-            cu_wgmma_wait<0>();
-            if (threadIdx.x % DI_WARP == 0)
-                cu_mbar_arrive(empty);
-            promote<U>();
-        }
-    }
-    __device__ void piece_done(bool is_first) {
+    /* is_first, is_last: of the tile's pieces. */
+    __device__ void piece_done(uint8_t *shared, bool is_first, bool is_last) {
+        float4 *total = (float4 *)(shared + F::SUMS) + threadIdx.x;
 #pragma unroll
-        for (int i = 0; i < M * HALF; i++) {
-            float &sum = acc[i / HALF][i / (HALF / 2) % 2][i % (HALF / 2)];
-            float &all = total[i / HALF][i / (HALF / 2) % 2][i % (HALF / 2)];
-            all = is_first ? sum : all + sum;
-            sum = 0;
+        for (int i = 0; i < OUT_TILE / 2; i += 4) {
+            float4 &to = total[i / 4 * F::CONSUMERS];
+            float4 v = make_float4(acc[i], acc[i + 1], acc[i + 2], acc[i + 3]);
+            if (!is_first) {
+                float4 all = to;
+                v = make_float4(all.x + v.x, all.y + v.y, all.z + v.z, all.w + v.w);
+            }
+            if (!is_last)
+                to = v;
+            acc[i] = is_last ? v.x : 0;
+            acc[i + 1] = is_last ? v.y : 0;
+            acc[i + 2] = is_last ? v.z : 0;
+            acc[i + 3] = is_last ? v.w : 0;
         }
-    }
-    __device__ float result(int m, int i) const {
-        if constexpr (CUT)
-            return total[m][i / (HALF / 2)][i % (HALF / 2)];
-        else
-            return acc[m][i / (HALF / 2)][i % (HALF / 2)];
     }
     __device__ void store(const gemm_job &job, int64_t row0, int64_t out0) {
 #pragma unroll
-        for (int m = 0; m < M; m++) {
+        for (int r = 0; r < 2; r++) {
+            int64_t row = row0 + r * 8;
+            if (row >= job.x.n_rows)
+                continue;
 #pragma unroll
-            for (int r = 0; r < 2; r++) {
-                int64_t row = row0 + m * 64 + r * 8;
-                if (row >= job.x.n_rows)
-                    continue;
+            for (int c = 0; c < 4; c++) {
+                float v[8];
 #pragma unroll
-                for (int q = 0; q < 4; q++) {
-                    float v[8];
-#pragma unroll
-                    for (int k = 0; k < 8; k++)
-                        v[k] = result(m, q * 16 + k / 2 * 4 + r * 2 + k % 2);
-                    fp8_store(job, row, out0 + q * 32 + threadIdx.x % 4 * 8, v);
-                }
+                for (int k = 0; k < 8; k++)
+                    v[k] = acc[c * 16 + k / 2 * 4 + r * 2 + k % 2];
+                fp8_store(job, row * job.out.stride + out0 + c * 8, out0 + c * 8, v);
             }
         }
     }
-    __device__ void run(const gemm_job &job, const fp8_ring<M> &ring, const fp8_tiles &tiles, const gemm_cut &cut) {
-        int group = threadIdx.x / WARPGROUP, t = threadIdx.x % WARPGROUP;
-        int r0 = group * 64 * M + t / 32 * 16 + t % 32 / 4; /* this thread's first row of the block's */
-        uint32_t x_at = group * 64 * M * BLOCK_K, stages = cu_smem(ring.stages);
-        int n_blocks = cut.n_blocks, n_tiles = tiles.count();
-        fp8_at<S::COUNT> at;
+    __device__ void run(const gemm_job &job, uint8_t *shared, const fp8_tiles &tiles, const gemm_cut &cut) {
+        int t = threadIdx.x % WARPGROUP, row = threadIdx.x / WARPGROUP * 64 + t / 32 * 16 + t % 32 / 4;
+        /* What all of a warp have alike goes to uniform registers, so that it is computed once. */
+        fp8_at<F> at(__shfl_sync(~0u, cu_smem(shared), 0));
+        x0 = __shfl_sync(~0u, (uint32_t)cu_desc_k128(at.shared + F::X + threadIdx.x / WARPGROUP * 64 * BLOCK_K), 0);
+        w0 = __shfl_sync(~0u, (uint32_t)cu_desc_k128(at.shared + F::W), 0);
+        x_scale0 = at.shared + F::SCALES + F::X_SCALE + row * 16;
+        w_scale0 = at.shared + F::SCALES + F::W_SCALE + threadIdx.x % 4 * 16;
+        int n_tiles = tiles.count(), left = tiles.of_block() * cut.n_blocks;
+        int n_pieces = CUT ? cut.cluster * cut.k_ways : 1;
+        cu_mbar_wait(at.full(), 0);
+        read_scales(0);
         for (int tile = blockIdx.x; tile < n_tiles; tile += gridDim.x) {
 #pragma unroll
-            for (int i = 0; i < M * HALF; i++)
-                acc[i / HALF][i / (HALF / 2) % 2][i % (HALF / 2)] = 0;
-            [[maybe_unused]] int piece = 0;
-            for (int kb = 0; kb < n_blocks; kb++, at.next()) {
-                const uint8_t *stage = ring.stages + at.stage * S::BYTES;
-                cu_mbar_wait(&ring.full[at.stage], at.parity);
-                multiply<0>(stages + at.stage * S::BYTES, x_at);
-#pragma unroll
-                for (int m = 0; m < M; m++) {
-                    x_scale[m][0] = *(const uint32_t *)(stage + S::X_SCALE + (r0 + m * 64) * 4);
-                    x_scale[m][1] = *(const uint32_t *)(stage + S::X_SCALE + (r0 + m * 64 + 8) * 4);
-                }
-                uint4 ws = *(const uint4 *)(stage + S::W_SCALE);
-                w_scale[0] = ws.x;
-                w_scale[1] = ws.y;
-                w_scale[2] = ws.z;
-                w_scale[3] = ws.w;
-                steps<0>(stages + at.stage * S::BYTES, x_at, &ring.empty[at.stage]);
-                if constexpr (CUT) {
-                    if (kb + 1 == gemm_piece(cut, piece + 1))
-                        piece_done(piece++ == 0);
-                }
+            for (int i = 0; i < OUT_TILE / 2; i++)
+                acc[i] = 0;
+            for (int piece = 0, done = 0; piece < n_pieces; piece++) {
+                int end = CUT ? gemm_piece(cut, piece + 1) : cut.n_blocks;
+                for (; done < end; done++)
+                    stage(at, --left > 0);
+                if constexpr (CUT)
+                    piece_done(shared, piece == 0, piece + 1 == n_pieces);
             }
             int64_t row0, out0;
-            tiles.at<M>(tile, row0, out0);
-            store(job, row0 + r0, out0);
+            tiles.at(tile, F::ROWS, row0, out0);
+            store(job, row0 + row, out0 + threadIdx.x % 4 * 32);
         }
     }
 };
 
-template <int M, bool CUT>
-__global__ void __launch_bounds__(THREADS, 1)
+template <int GROUPS, bool CUT>
+__global__ void __launch_bounds__(GROUPS *WARPGROUP + WARPGROUP, 1)
     gemm_fp8(const __grid_constant__ gemm_job job, const __grid_constant__ fp8_tiles tiles,
              const __grid_constant__ gemm_cut cut, const __grid_constant__ fp8_maps maps) {
-    typedef fp8_stage<M> S;
+    typedef fp8_form<GROUPS, CUT> F;
     DI_DYN_SHARED(uint8_t, shared);
-    fp8_ring<M> ring(shared);
     if (threadIdx.x == 0) {
-        for (int s = 0; s < S::COUNT; s++) {
-            cu_mbar_init(&ring.full[s], 1 + SCALERS);
-            cu_mbar_init(&ring.empty[s], CONSUMERS / DI_WARP);
+        uint64_t *full = (uint64_t *)(shared + F::BARRIERS), *empty = full + F::COUNT;
+        for (int s = 0; s < F::COUNT; s++) {
+            cu_mbar_init(&full[s], 1 + SCALERS / DI_WARP);
+            cu_mbar_init(&empty[s], F::CONSUMERS / DI_WARP);
         }
         cu_fence_mbar_init();
     }
     __syncthreads();
     cu_grid_begin();
-    if (threadIdx.x >= CONSUMERS) {
-        cu_regs_give<56>();
-        if (threadIdx.x == CONSUMERS)
-            fp8_copy_codes<M>(job, ring, tiles, maps);
-        else if (threadIdx.x >= CONSUMERS + DI_WARP)
-            fp8_copy_scales<M>(job, ring, tiles, threadIdx.x - CONSUMERS - DI_WARP);
+    if (threadIdx.x >= F::CONSUMERS) {
+        cu_regs_give<F::COPIER_REGS>();
+        if (threadIdx.x == F::CONSUMERS)
+            fp8_copy_codes<F>(job, shared, tiles, maps);
+        else if (threadIdx.x >= F::CONSUMERS + DI_WARP)
+            fp8_copy_scales<F>(job, shared, tiles, threadIdx.x - F::CONSUMERS - DI_WARP);
     } else {
-        cu_regs_take<224>();
-        fp8_consumer<M, CUT> consumer;
-        consumer.run(job, ring, tiles, cut);
+        cu_regs_take<F::CONSUMER_REGS>();
+        fp8_consumer<F, CUT> consumer;
+        consumer.run(job, shared, tiles, cut);
     }
 }
 
@@ -333,26 +369,26 @@ static int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
 
-template <int M, bool CUT> static bool fp8_launch(di_stream *stream, const gemm_job &job, const gemm_cut &cut) {
-    fp8_tiles tiles = {(int)ceil_div(job.x.n_rows, fp8_stage<M>::ROWS), (int)ceil_div(job.w.n_out, OUT_TILE)};
+template <int GROUPS, bool CUT> static bool fp8_launch(di_stream *stream, const gemm_job &job, const gemm_cut &cut) {
+    typedef fp8_form<GROUPS, CUT> F;
+    fp8_tiles tiles = {(int)ceil_div(job.x.n_rows, F::ROWS), (int)ceil_div(job.w.n_out, OUT_TILE)};
     int64_t n_tiles = (int64_t)tiles.n_row_tiles * tiles.n_out_tiles;
     fp8_maps maps;
-    if (!fp8_maps_make(&maps, job, fp8_stage<M>::ROWS))
+    if (!fp8_maps_make(&maps, job, F::ROWS))
         return false;
     unsigned grid = (unsigned)(n_tiles < stream->dev->n_sms ? n_tiles : stream->dev->n_sms);
-    DI_LAUNCH_PDL((gemm_fp8<M, CUT>), grid, THREADS, fp8_stage<M>::ALL, stream->stream, job, tiles, cut, maps);
+    DI_LAUNCH_PDL((gemm_fp8<GROUPS, CUT>), grid, F::THREADS, F::ALL, stream->stream, job, tiles, cut, maps);
     return true;
 }
 
-/* The larger tile reads less from L2 and has the better rate, about by a tenth, but no room for a second sum; the
- * smaller one fills the last round of multiprocessors better. */
+/* A tile a multiprocessor is a round; one of large tiles takes half again as long as one of small ones. */
 bool gemm_sm90_fp8(di_stream *stream, const gemm_job *job, const gemm_cut *cut) {
     int64_t n_out = ceil_div(job->w.n_out, OUT_TILE), sms = stream->dev->n_sms;
-    int64_t large = ceil_div(ceil_div(job->x.n_rows, 256) * n_out, sms) * 20;
-    int64_t small = ceil_div(ceil_div(job->x.n_rows, 128) * n_out, sms) * 11;
+    bool is_large = ceil_div(ceil_div(job->x.n_rows, 192) * n_out, sms) * 3 <
+                    ceil_div(ceil_div(job->x.n_rows, 128) * n_out, sms) * 2;
     if (job->w.n_out % 32)
         return false;
     if (cut->cluster * cut->k_ways > 1)
-        return fp8_launch<1, true>(stream, *job, *cut);
-    return large <= small ? fp8_launch<2, false>(stream, *job, *cut) : fp8_launch<1, false>(stream, *job, *cut);
+        return is_large ? fp8_launch<3, true>(stream, *job, *cut) : fp8_launch<2, true>(stream, *job, *cut);
+    return is_large ? fp8_launch<3, false>(stream, *job, *cut) : fp8_launch<2, false>(stream, *job, *cut);
 }

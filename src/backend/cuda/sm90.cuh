@@ -101,6 +101,16 @@ __device__ static inline uint32_t cu_smem(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
+/* Four floats by an address, for a kernel that keeps addresses in registers. */
+__device__ static inline float4 cu_smem_load4(uint32_t smem) {
+    float4 v;
+    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(smem)
+                 : "memory");
+    return v;
+}
+
 /* ---- asynchronous copies of 16 bytes by threads ------------------------------------------------------------------
  * Global to shared past L1; both ends aligned to 16. Visible to the thread after its wait, to others after a barrier
  * on top; to wgmma after cu_fence_async as well. */
@@ -139,8 +149,11 @@ __device__ static inline void cu_mbar_inval(uint64_t *bar) {
 __device__ static inline void cu_fence_mbar_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
+__device__ static inline void cu_mbar_arrive(uint32_t bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
 __device__ static inline void cu_mbar_arrive(uint64_t *bar) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(cu_smem(bar)) : "memory");
+    cu_mbar_arrive(cu_smem(bar));
 }
 /* Arrives and announces n_bytes that bulk copies bring in this phase. */
 __device__ static inline void cu_mbar_arrive_expect(uint64_t *bar, uint32_t n_bytes) {
@@ -163,15 +176,19 @@ __device__ static inline void cu_mbar_arrive_cp(uint64_t *bar) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(cu_smem(bar)) : "memory");
 }
 /* Whether the phase of this parity has ended; may sleep a moment first. */
-__device__ static inline bool cu_mbar_try_wait(uint64_t *bar, uint32_t parity) {
+__device__ static inline bool cu_mbar_try_wait(uint32_t bar, uint32_t parity) {
     uint32_t done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.b32 %0, 1, 0, p;\n}"
                  : "=r"(done)
-                 : "r"(cu_smem(bar)), "r"(parity)
+                 : "r"(bar), "r"(parity)
                  : "memory");
     return done;
 }
-__device__ static inline void cu_mbar_wait(uint64_t *bar, uint32_t parity) {
+__device__ static inline bool cu_mbar_try_wait(uint64_t *bar, uint32_t parity) {
+    return cu_mbar_try_wait(cu_smem(bar), parity);
+}
+/* bar: a pointer, or the address. */
+template <class Bar> __device__ static inline void cu_mbar_wait(Bar bar, uint32_t parity) {
     while (!cu_mbar_try_wait(bar, parity)) {
     }
 }
@@ -270,11 +287,11 @@ __device__ static inline void cu_map_load(uint32_t smem, const cu_map &map, int 
                  "l"(&map), "r"(x), "r"(y), "r"(cu_smem(bar))
                  : "memory");
 }
-/* Of a five-dimensional one from (x, 0, 0, 0, v) on. */
-__device__ static inline void cu_map_load5(uint32_t smem, const cu_map &map, int x, int v, uint64_t *bar) {
-    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%2, %3, %3, %3, %4}], [%5];" ::"r"(smem),
-                 "l"(&map), "r"(x), "r"(0), "r"(v), "r"(cu_smem(bar))
+/* Of a four-dimensional one from (x, 0, y, 0) on. */
+__device__ static inline void cu_map_load4(uint32_t smem, const cu_map &map, int x, int y, uint64_t *bar) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4, %3}], [%5];" ::"r"(smem),
+                 "l"(&map), "r"(x), "r"(0), "r"(y), "r"(cu_smem(bar))
                  : "memory");
 }
 
