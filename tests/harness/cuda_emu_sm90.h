@@ -296,6 +296,15 @@ static inline uint32_t cu_mul_bf16x2(uint32_t a, uint32_t b) {
     return (uint32_t)di_emu_mul_bf16((uint16_t)(a >> 16), (uint16_t)(b >> 16)) << 16 |
            di_emu_mul_bf16((uint16_t)a, (uint16_t)b);
 }
+static inline uint32_t cu_permute(uint32_t a, uint32_t b, uint32_t pick) {
+    uint64_t from = (uint64_t)b << 32 | a;
+    uint32_t r = 0;
+    for (int i = 0; i < 4; i++, pick >>= 4) {
+        uint32_t byte = (uint32_t)(from >> (pick & 7) * 8) & 0xFFu;
+        r |= (pick & 8 ? (byte >> 7) * 0xFFu : byte) << 8 * i;
+    }
+    return r;
+}
 static inline float cu_exp2_fast(float x) {
     return exp2f(x);
 }

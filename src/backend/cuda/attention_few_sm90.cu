@@ -76,6 +76,17 @@ __device__ static inline const uint8_t *listed_record(const attention_job &job, 
 
 enum { SCORE_Q_AT = 0, SCORE_KEY_AT = TILE, SCORE_SMEM = 2 * TILE };
 
+/* 16 bytes of Q [64 heads, 512] at a time, on their way to shared memory; THREADS threads. */
+__device__ static inline void load_q(const attention_job &job, int32_t row, uint32_t smem) {
+    const uint16_t *q = (const uint16_t *)job.a.q.data + row * job.a.q.stride;
+#pragma unroll 8
+    for (int i = 0; i < TILE / 16; i += THREADS) {
+        uint32_t chunk = i + threadIdx.x, head = chunk / (DIM / 8), at = chunk % (DIM / 8);
+        cu_cp16(smem + cu_sw128(head, at * 16, HEADS), q + chunk * 8);
+    }
+    cu_cp_commit();
+}
+
 /* Widens the 8 keys of a tile that are the warp's; record: of lane l, the key l % 8's. */
 template <int FORMAT> __device__ static inline void widen_keys(uint8_t *tile, const uint8_t *record) {
     int warp = threadIdx.x / DI_WARP, lane = threadIdx.x % DI_WARP;
@@ -83,14 +94,13 @@ template <int FORMAT> __device__ static inline void widen_keys(uint8_t *tile, co
 #pragma unroll
     for (int u = 0; u < 8; u++)
         raw[u].load((const uint8_t *)__shfl_sync(0xFFFFFFFFu, (unsigned long long)record, u), lane);
-    uint8_t *at = tile + (lane >> 3) * PANEL + warp * 8 * 128;
 #pragma unroll
     for (int u = 0; u < 8; u++) {
-        uint4 low, high;
-        uint32_t chunk = ((lane & 7) ^ u) * 16;
-        raw[u].widen(lane, low, high);
-        *(uint4 *)(at + u * 128 + chunk) = low;
-        *(uint4 *)(at + 4 * PANEL + u * 128 + chunk) = high;
+        uint4 first, second;
+        uint32_t at = key_at(lane, warp * 8 + u);
+        raw[u].widen(lane, first, second);
+        *(uint4 *)(tile + at) = first;
+        *(uint4 *)(tile + (at ^ 16)) = second;
     }
 }
 
@@ -102,7 +112,7 @@ __global__ void __launch_bounds__(THREADS, 1) attention_score_tiles(attention_jo
     int32_t tile = blockIdx.x, row = blockIdx.y;
     int warp = threadIdx.x / DI_WARP, lane = threadIdx.x % DI_WARP, key = warp * 8 + (lane & 7);
     cu_grid_begin(); /* the second kernel may begin: all that these two read but the scores is there */
-    load_q(job, row, cu_smem(smem + SCORE_Q_AT), threadIdx.x, THREADS);
+    load_q(job, row, cu_smem(smem + SCORE_Q_AT));
     row_keys k = find_row<THREADS>(job, z, row, n_listed);
     few_row *out = scratch + row;
     if (tile >= k.n_tiles) {

@@ -1,16 +1,18 @@
 /* Core attention on Hopper, faithful numerics: 64 heads of 512 values over gathered FP8 and FP4 keys.
  *
  * A block takes row after row: the 64 heads of a row are the 64 rows of a warpgroup multiply. Keys go through in tiles
- * of 64, window first, then the listed entries; four warpgroups, each with one job, hand tiles on by barriers:
+ * of 64, window first, then the listed entries; five warpgroups, each with one job, hand them on by barriers:
  *
- *   loader    gathers the records of a tile, widens them to bf16, which is exact, and writes them as a [64 keys, 512]
- *             tile that both multiplies read: K-major for the scores, MN-major for the values     tiles: two in turn
+ *   feeder    finds the records of a tile and has them copied, as they are, to a ring of units, 16 keys of FP4 or 8 of
+ *             FP8; so no register waits for memory                                               units: four in turn
+ *   widener   widens them to bf16, which is exact, and writes them as a [64 keys, 512] tile that both multiplies read:
+ *             K-major for the scores, MN-major for the values                                    tiles: two in turn
  *   scorer    S = Q K^T, running maximum, P = exp2(S - maximum) in bf16; keeps the denominators    P: two in turn
  *   adders    two: O = O * rescale + P V, 256 of the 512 values each, in registers; at the end of a row division,
- *             inverse rotation and store, while the loader and the scorer are at the next row
+ *             inverse rotation and store, while the others are at the next row
  *
- *        loader --key_full--> scorer --p_full--> adders --key_free--> loader
- *                               \------sum_full----/ \---sum_free--> scorer
+ *   feeder --raw_full--> widener --BAR_KEY--> scorer --BAR_MOST, BAR_P--> adders --key_free (16 keys)--> widener
+ *      \---BAR_RAW_FREE---/                     \--------sum_full---------/   \---sum_free--> scorer
  *
  * Keys are kept as 2^-16 times their value, so that a power of two of the formats' full range is one bf16 factor; the
  * scale of the scores and the last division take it back. Nothing else is rounded than in the reference but P, to bf16
@@ -22,254 +24,263 @@
  * taken as the number that continues the format. Source: model.md 3.8, 5.1. */
 #include "attention_sm90.cuh"
 
-enum {
-    THREADS = 4 * GROUP,
-    TOPK_MAX = 2048, /* lists of two rows beside the tiles */
-    META = 5,
-    AT_ONCE = 8, /* keys of which a warp of the loader holds the records */
-};
-enum { SCORER, ADDER_LOW, ADDER_HIGH, LOADER }; /* warpgroups */
-enum { BAR_SCORER = 1, BAR_LOADER };            /* named barriers */
+enum { THREADS = 5 * GROUP };
+enum { SCORER, ADDER_LOW, ADDER_HIGH, WIDENER, FEEDER }; /* warpgroups */
+/* Named barriers, most by turns: a warp that waits there issues nothing, one at a barrier in shared memory keeps
+ * asking. */
+enum { BAR_SCORER = 1, BAR_MOST = 2, BAR_P = 4, BAR_KEY = 6, BAR_RAW_FREE = 8 };
 
 /* ---- shared memory ----------------------------------------------------------------------------------------------- */
 
-enum { Q_AT = 0, KEY_AT = TILE, P_AT = 3 * TILE, CONTROL_AT = P_AT + 2 * PANEL, LIST_AT = CONTROL_AT + 1024 };
+enum {
+    UNITS = 4,
+    UNIT_BYTES = 16 * raw_key<DI_KV_FP4>::BYTES, /* or 8 keys of FP8 */
+    QUARTERS = KEYS / 16,                        /* of a tile: what one step of the values' multiply takes */
+    INFOS = 4, /* the feeder is up to two tiles ahead of the widener, this two ahead of the adders */
+};
+enum {
+    Q_AT = 0,
+    KEY_AT = TILE,
+    P_AT = 3 * TILE,
+    RAW_AT = P_AT + 2 * PANEL,
+    CONTROL_AT = RAW_AT + UNITS * UNIT_BYTES,
+    SMEM = CONTROL_AT + 1024,
+};
+static_assert(8 * raw_key<DI_KV_FP8>::BYTES <= UNIT_BYTES && SMEM <= 227 * 1024, "shared memory of a block");
 
 typedef struct control {
-    uint64_t key_full[2], key_free[2], p_full[2], sum_full, sum_free;
+    uint64_t raw_full[UNITS], key_free[2][QUARTERS], q_full, sum_full, sum_free;
+    struct {
+        uint8_t there[8] __align__(8); /* which keys of the tile are there, a bit each */
+        int32_t is_window;
+        int32_t is_last;     /* of its row */
+    } info[INFOS];           /* of tiles, by turns */
     float rescale[2][HEADS]; /* of the sums so far, by the tile's new maximum */
     float factor[HEADS];     /* of the row's sums at its end */
-    uint16_t there[2][4];    /* which keys of the tile are there, 16 by each warp of the loader */
-    int32_t is_last[2];      /* of its row */
-    int32_t meta[2][META];   /* of a row: lo, hi, row0, pos0, slot; by turns */
-    int32_t n_listed[2][4];  /* listed entries up to the last one that is there, as each warp of the loader saw them */
 } control;
-static_assert(sizeof(control) <= LIST_AT - CONTROL_AT, "control block");
+static_assert(sizeof(control) <= SMEM - CONTROL_AT, "control block");
 
-/* A listed entry in shared memory: block << shift | entry of the block; -1 where there is none. */
-__device__ static inline int32_t *list_of(uint8_t *smem, int turn, int32_t topk) {
-    return (int32_t *)(smem + LIST_AT) + turn * topk;
-}
+/* ---- feeder ------------------------------------------------------------------------------------------------------
+ * Each warp has one place of the ring: a quarter of every tile. */
 
-/* ---- loader ------------------------------------------------------------------------------------------------------ */
-
-typedef struct loader {
-    const attention_job *job;
-    const shape *z;
-    uint8_t *smem;
-    control *c;
-    int thread, warp, lane;
-    uint32_t tile; /* tiles so far */
-} loader;
-
-/* Leaves what the loader must know of a row to find its window keys. All threads of the loader. */
-__device__ static void prepare_window(const loader &l, int32_t row, int turn) {
-    const attention_job &job = *l.job;
-    int32_t seq = job.rows.seq[row], lo = job.rows.win_lo[row], hi = job.rows.win_hi[row];
-    int32_t row0 = job.rows.row0[seq], pos0 = job.rows.pos0[seq], slot = job.rows.slot[seq];
-    if (l.thread == 0) {
-        int32_t *meta = l.c->meta[turn];
-        meta[0] = lo;
-        meta[1] = hi;
-        meta[2] = row0;
-        meta[3] = pos0;
-        meta[4] = slot;
+/* Tiles of a row's list: up to the last entry that is there. All lanes of a warp. */
+__device__ static inline int32_t listed_tiles(const int32_t *idx, int32_t topk, int lane) {
+    enum { AT_ONCE = 8 };
+    int32_t n = 0;
+    for (int32_t t0 = lane; t0 < topk; t0 += AT_ONCE * DI_WARP) {
+        int32_t entry[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            entry[i] = t0 + i * DI_WARP < topk ? idx[t0 + i * DI_WARP] : -1;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+            n = entry[i] >= 0 ? t0 + i * DI_WARP + 1 : n;
     }
-    cu_bar_sync(BAR_LOADER, GROUP);
+    return ((int32_t)__reduce_max_sync(0xFFFFFFFFu, n) + KEYS - 1) / KEYS;
 }
 
-/* Likewise for the listed entries. */
-__device__ static void prepare_list(const loader &l, int32_t row, int turn) {
-    const attention_job &job = *l.job;
-    const int32_t *idx = job.a.idx + (int64_t)row * l.z->topk;
-    const int32_t *blocks = job.rows.blocks + job.rows.seq[row] * job.rows.blocks_stride;
-    int32_t *list = list_of(l.smem, turn, l.z->topk), shift = l.z->shift, per_block = job.a.main.per_block, n = 0;
-    cu_bar_sync(BAR_LOADER, GROUP); /* nobody is at the row before, whose list this was */
-    for (int32_t t0 = l.thread; t0 < l.z->topk; t0 += 4 * GROUP) {
-        int32_t entry[4], block[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            entry[i] = t0 + i * GROUP < l.z->topk ? idx[t0 + i * GROUP] : -1;
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            block[i] = entry[i] >= 0 ? blocks[entry[i] / per_block] : 0;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int32_t t = t0 + i * GROUP;
-            if (t < l.z->topk)
-                list[t] = entry[i] >= 0 ? block[i] << shift | entry[i] % per_block : -1;
-            if (entry[i] >= 0)
-                n = t + 1;
-        }
+/* Keys of a unit. A tile has four or eight, of which each warp of the feeder brings one or two. */
+template <int FORMAT> struct unit_of {
+    enum { N = FORMAT == DI_KV_FP4 ? 16 : 8, EACH = 16 / N };
+};
+
+/* Brings a unit's records to the warp's place of the ring, 16 bytes a lane at a time. record: of key lane % N of the
+ * unit, or NULL; there: the unit's bits. turn: units of the warp so far. */
+template <int FORMAT>
+__device__ static inline void feed_unit(uint8_t *smem, control *c, uint32_t &turn, const uint8_t *record,
+                                        uint8_t *there, int warp, int lane) {
+    enum { N = unit_of<FORMAT>::N, LANES = DI_WARP / N, PARTS = raw_key<FORMAT>::BYTES / 16 };
+    uint32_t is_there = __ballot_sync(0xFFFFFFFFu, record != NULL);
+    if (lane == 0) {
+        there[0] = (uint8_t)is_there;
+        if (N > 8)
+            there[1] = (uint8_t)(is_there >> 8);
     }
-    n = __reduce_max_sync(0xFFFFFFFFu, n);
-    if (l.lane == 0)
-        l.c->n_listed[turn][l.warp] = n;
-    cu_bar_sync(BAR_LOADER, GROUP);
-}
-
-__device__ static inline int32_t n_listed(const loader &l, int turn) {
-    const int32_t *n = l.c->n_listed[turn];
-    return max(max(n[0], n[1]), max(n[2], n[3]));
-}
-
-/* Fills n tiles. A warp has 16 keys of each: where(tile, key of the tile) gives a record or NULL, asked by the first 16
- * lanes. is_last(tile) says of a tile whether it ends its row, after(tile) is called between the tile and the next.
- * Records are on their way for the time of half a tile: the second half's while the first is widened, the next tile's
- * from the fence on, which they would hold up. */
-template <int FORMAT, class WHERE, class IS_LAST, class AFTER>
-__device__ static inline void fill_tiles(loader &l, int32_t n, WHERE where, IS_LAST is_last, AFTER after) {
-    const uint8_t *none = (const uint8_t *)attention_no_record;
-    raw_key<FORMAT> raw[AT_ONCE];
-    int mine = l.warp * 16 + (l.lane & 15);
-    const uint8_t *record = where(0, mine);
-    uint32_t there = __ballot_sync(0xFFFFFFFFu, record != NULL);
-    record = record ? record : none;
-    auto load = [&](int u, int k) {
-        raw[u].load((const uint8_t *)__shfl_sync(0xFFFFFFFFu, (unsigned long long)record, k), l.lane);
-    };
+    const uint8_t *from = (record ? record : (const uint8_t *)attention_no_record) + lane / N * 16;
+    uint32_t to = cu_smem(smem + RAW_AT + warp * UNIT_BYTES) + lane % N * raw_key<FORMAT>::BYTES + lane / N * 16;
+    if (turn++)
+        cu_bar_sync(BAR_RAW_FREE + warp, GROUP + DI_WARP);
 #pragma unroll
-    for (int u = 0; u < AT_ONCE; u++)
-        load(u, u);
-    for (int32_t t = 0; t < n; t++, l.tile++) {
-        int buf = l.tile & 1;
-        uint8_t *at = l.smem + KEY_AT + buf * TILE + (l.lane >> 3) * PANEL + l.warp * 16 * 128;
-        auto widen = [&](int u, int k) {
-            uint4 low, high;
-            uint32_t chunk = ((l.lane & 7) ^ (k & 7)) * 16;
-            raw[u].widen(l.lane, low, high);
-            *(uint4 *)(at + k * 128 + chunk) = low;
-            *(uint4 *)(at + 4 * PANEL + k * 128 + chunk) = high;
-        };
-        const uint8_t *next = t + 1 < n ? where(t + 1, mine) : NULL;
-        uint32_t next_there = __ballot_sync(0xFFFFFFFFu, next != NULL);
-        cu_mbar_wait(&l.c->key_free[buf], (l.tile >> 1 & 1) ^ 1);
-#pragma unroll
-        for (int u = 0; u < AT_ONCE; u++) {
-            widen(u, u);
-            load(u, u + AT_ONCE);
-        }
-#pragma unroll
-        for (int u = 0; u < AT_ONCE; u++)
-            widen(u, u + AT_ONCE);
-        if (l.lane == 0)
-            l.c->there[buf][l.warp] = (uint16_t)there;
-        if (l.thread == 0)
-            l.c->is_last[buf] = is_last(t);
-        cu_fence_async();
-        __syncwarp();
-        if (l.lane == 0)
-            cu_mbar_arrive(&l.c->key_full[buf]);
-        record = next ? next : none;
-        there = next_there;
-        if (t + 1 < n) {
-#pragma unroll
-            for (int u = 0; u < AT_ONCE; u++)
-                load(u, u);
-        }
-        after(t);
+    for (int i = 0; i < PARTS; i += LANES) {
+        if (i + LANES <= PARTS || i + lane / N < PARTS)
+            cu_cp16(to + i * 16, from + i * 16);
     }
+    cu_mbar_arrive_cp(&c->raw_full[warp]);
+    if (lane == 0)
+        cu_mbar_arrive(&c->raw_full[warp]); /* for what is in c->info */
 }
 
-template <int FORMAT> __device__ static inline void load_rows(loader &l) {
-    const attention_job &job = *l.job;
+template <int FORMAT>
+__device__ static inline void feed_rows(const attention_job &job, const shape &z, uint8_t *smem, control *c,
+                                        int thread) {
+    enum { N = unit_of<FORMAT>::N, U = unit_of<FORMAT>::EACH };
     const di_attention_args &a = job.a;
-    bool has_list = false; /* of the row, or of the one that comes next */
-    int turn = 0;
-    prepare_window(l, blockIdx.x, turn);
-    for (int32_t row = blockIdx.x; row < l.z->n_rows; row += gridDim.x, turn ^= 1) {
-        const int32_t *meta = l.c->meta[turn];
-        int32_t lo = meta[0], hi = max(meta[1], lo), row0 = meta[2], pos0 = meta[3], slot = meta[4];
+    int warp = thread / DI_WARP, lane = thread % DI_WARP;
+    uint32_t turn = 0, tile = 0;
+    for (int32_t row = blockIdx.x; row < z.n_rows; row += gridDim.x) {
+        const int32_t *idx = a.idx + (int64_t)row * z.topk;
+        int32_t seq = job.rows.seq[row], lo = job.rows.win_lo[row], hi = max(job.rows.win_hi[row], lo);
+        const int32_t *blocks = job.rows.blocks + seq * job.rows.blocks_stride;
+        int32_t row0 = job.rows.row0[seq], pos0 = job.rows.pos0[seq], slot = job.rows.slot[seq];
         int32_t n_window = (hi - lo + KEYS - 1) / KEYS, n_main = 0;
-        auto list_once = [&]() {
-            if (l.z->topk && !has_list)
-                prepare_list(l, row, turn);
-            has_list = true;
-            n_main = l.z->topk ? (n_listed(l, turn) + KEYS - 1) / KEYS : 0;
-        };
-        /* The first row's list is made behind the first window tile, which needs no list. */
-        if (n_window < 2 || has_list)
-            list_once();
-        if (n_window + n_main == 0 && has_list)
-            n_window = 1; /* no key at all: a tile of none */
-        fill_tiles<DI_KV_FP8>(
-            l, n_window,
-            [&](int32_t t, int k) -> const uint8_t * {
-                int32_t pos = lo + t * KEYS + k;
-                return pos < hi ? attention_window_at(a, WINDOW_BYTES, row0, pos0, slot, pos) : NULL;
-            },
-            [&](int32_t t) { return t + 1 == n_window && n_main == 0; },
-            [&](int32_t t) {
-                if (t == 0 && !has_list)
-                    list_once();
-            });
-        int32_t next_row = row + gridDim.x;
-        bool is_next_ready = next_row >= l.z->n_rows;
-        auto next_once = [&]() {
-            if (!is_next_ready) {
-                prepare_window(l, next_row, turn ^ 1);
-                if (l.z->topk)
-                    prepare_list(l, next_row, turn ^ 1);
-                is_next_ready = true;
-            }
-        };
-        if (n_main) {
-            const int32_t *list = list_of(l.smem, turn, l.z->topk);
-            fill_tiles<FORMAT>(
-                l, n_main,
-                [&](int32_t t, int k) -> const uint8_t * {
-                    int32_t i = t * KEYS + k, entry = i < l.z->topk ? list[i] : -1;
-                    if (entry < 0)
-                        return NULL;
-                    return a.main.pages + (size_t)(entry >> l.z->shift) * a.main.page_bytes + a.main.offset +
-                           (entry & ((1 << l.z->shift) - 1)) * raw_key<FORMAT>::BYTES;
-                },
-                [&](int32_t t) { return t + 1 == n_main; },
-                [&](int32_t t) {
-                    if (t == 0)
-                        next_once();
-                });
+        /* Of the list's next unit, on their way while the warp waits for its place. */
+        int32_t i = warp * N + lane % N, entry = i < z.topk ? idx[i] : -1;
+        if (n_window < 2) {
+            n_main = listed_tiles(idx, z.topk, lane);
+            n_window += n_window + n_main == 0; /* no key at all: a tile of none */
         }
-        next_once();
+        for (int32_t u = 0; u < 2 * n_window; u++) {
+            int32_t pos = lo + u * 32 + warp * 8 + lane % 8;
+            auto &info = c->info[tile % INFOS];
+            if (thread == 0 && u % 2 == 0) {
+                info.is_window = 1;
+                info.is_last = u / 2 + 1 == n_window && n_main == 0;
+            }
+            feed_unit<DI_KV_FP8>(smem, c, turn,
+                                 pos < hi ? attention_window_at(a, WINDOW_BYTES, row0, pos0, slot, pos) : NULL,
+                                 info.there + u % 2 * 4 + warp, warp, lane);
+            if (u == 0 && thread * 32 < a.n_freq) { /* what the adders' store will want */
+                cu_prefetch_l2(a.cos + (int64_t)row * a.n_freq + thread * 32);
+                cu_prefetch_l2(a.sin + (int64_t)row * a.n_freq + thread * 32);
+            }
+            if (u == 0 && n_window > 1) /* so late, that the first tile needn't wait for it */
+                n_main = listed_tiles(idx, z.topk, lane);
+            tile += u % 2;
+        }
+        int32_t block = entry >= 0 ? blocks[entry / a.main.per_block] : 0;
+        for (int32_t u = 0; u < U * n_main; u++) {
+            const uint8_t *record = NULL;
+            if (entry >= 0)
+                record = a.main.pages + a.main.offset + (size_t)block * a.main.page_bytes +
+                         entry % a.main.per_block * (int)raw_key<FORMAT>::BYTES;
+            i += KEYS / U;
+            entry = i < z.topk ? idx[i] : -1;
+            auto &info = c->info[tile % INFOS];
+            if (thread == 0 && u % U == 0) {
+                info.is_window = 0;
+                info.is_last = u / U + 1 == n_main;
+            }
+            feed_unit<FORMAT>(smem, c, turn, record, info.there + (U == 1 ? warp * 2 : u % U * 4 + warp), warp, lane);
+            block = entry >= 0 ? blocks[entry / a.main.per_block] : 0;
+            tile += u % U == U - 1;
+        }
+    }
+    if (turn) /* the widener's last word */
+        cu_bar_sync(BAR_RAW_FREE + warp, GROUP + DI_WARP);
+}
+
+/* ---- widener ----------------------------------------------------------------------------------------------------- */
+
+/* A quarter of a tile at a time, four keys of it to a warp: of one unit of FP4, of two of FP8. */
+template <int FORMAT>
+__device__ static inline void widen_tile(uint8_t *smem, control *c, uint32_t tile, uint32_t &unit, int warp, int lane) {
+    enum {
+        BYTES = raw_key<FORMAT>::BYTES,
+        N = unit_of<FORMAT>::N,
+        EACH = N / 4,   /* keys of a unit that a warp widens */
+        STEPS = 16 / N, /* units of a quarter */
+    };
+    int buf = tile & 1, other = lane & 4 ? -16 : 16; /* from the first chunk to the second, of even keys */
+    const uint8_t *from = smem + RAW_AT + warp * EACH * BYTES;
+    uint8_t *to[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        to[i] = smem + KEY_AT + buf * TILE + key_at(lane, warp * EACH + i);
+#pragma unroll 1
+    for (int q = 0; q < QUARTERS; q++) {
+        raw_key<FORMAT> raw[STEPS][EACH];
+#pragma unroll
+        for (int s = 0; s < STEPS; s++) {
+            uint32_t at = (unit + s) % UNITS;
+            cu_mbar_wait(&c->raw_full[at], (unit + s) / UNITS & 1);
+#pragma unroll
+            for (int i = 0; i < EACH; i++)
+                raw[s][i].load_shared(from + at * UNIT_BYTES + i * BYTES, lane);
+        }
+        cu_mbar_wait(&c->key_free[buf][q], (tile >> 1 & 1) ^ 1);
+#pragma unroll
+        for (int s = 0; s < STEPS; s++) {
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                uint4 first, second;
+                raw[s][i].widen(lane, first, second);
+                *(uint4 *)(to[i] + s * N * 128) = first;
+                *(uint4 *)(to[i] + (i % 2 ? -other : other) + s * N * 128) = second;
+            }
+            cu_bar_arrive(BAR_RAW_FREE + (unit + s) % UNITS, GROUP + DI_WARP);
+        }
+        unit += STEPS;
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            to[i] += 16 * 128;
+    }
+    cu_fence_async();
+    cu_bar_arrive(BAR_KEY + buf, 2 * GROUP);
+}
+
+template <int FORMAT> __device__ static inline void widen_rows(const shape &z, uint8_t *smem, control *c, int thread) {
+    int warp = thread / DI_WARP, lane = thread % DI_WARP;
+    uint32_t tile = 0, unit = 0;
+    for (int32_t row = blockIdx.x; row < z.n_rows; row += gridDim.x) {
+        for (bool is_last = false; !is_last; tile++) {
+            cu_mbar_wait(&c->raw_full[unit % UNITS], unit / UNITS & 1);
+            is_last = c->info[tile % INFOS].is_last;
+            if (c->info[tile % INFOS].is_window)
+                widen_tile<DI_KV_FP8>(smem, c, tile, unit, warp, lane);
+            else
+                widen_tile<FORMAT>(smem, c, tile, unit, warp, lane);
+        }
     }
 }
 
 /* ---- scorer ------------------------------------------------------------------------------------------------------ */
 
-__device__ static inline void score_rows(const attention_job &job, const shape &z, uint8_t *smem, control *c,
-                                         int thread) {
+/* Has Q of a row brought to its place. One thread. */
+__device__ static inline void bring_q(const cu_map &q, int32_t row, uint8_t *smem, control *c) {
+    cu_mbar_arrive_expect(&c->q_full, TILE);
+#pragma unroll 1
+    for (int p = 0; p < DIM / 64; p++)
+        cu_map_load5(cu_smem(smem + Q_AT) + p * PANEL, q, p * 128, row, &c->q_full);
+}
+
+__device__ static inline void score_rows(const attention_job &job, const cu_map &q, const shape &z, uint8_t *smem,
+                                         control *c, int thread) {
     int warp = thread / DI_WARP, lane = thread % DI_WARP, quad = lane & 3, head = warp * 16 + lane / 4;
     uint32_t q_at = cu_smem(smem + Q_AT), key_at = cu_smem(smem + KEY_AT), tile = 0, turn = 0;
-    load_q(job, blockIdx.x, q_at, thread, GROUP);
+    if (thread == 0)
+        bring_q(q, blockIdx.x, smem, c);
     for (int32_t row = blockIdx.x; row < z.n_rows; row += gridDim.x, turn++) {
         float most[2] = {first_most(job, head), first_most(job, head + 8)}, sum[2] = {first_sum(quad), first_sum(quad)};
-        cu_cp_wait<0>();
-        cu_fence_async();
-        cu_bar_sync(BAR_SCORER, GROUP);
+        cu_mbar_wait(&c->q_full, turn & 1);
         for (bool is_last = false; !is_last; tile++) {
             int buf = tile & 1;
             float s[32];
-            cu_mbar_wait(&c->key_full[buf], tile >> 1 & 1);
-            is_last = c->is_last[buf];
+            cu_bar_sync(BAR_KEY + buf, 2 * GROUP);
+            is_last = c->info[tile % INFOS].is_last;
             multiply_scores(s, q_at, key_at + buf * TILE);
             if (is_last && row + gridDim.x < z.n_rows) { /* all warps are through with Q */
                 cu_bar_sync(BAR_SCORER, GROUP);
-                load_q(job, row + gridDim.x, q_at, thread, GROUP);
+                if (thread == 0)
+                    bring_q(q, row + gridDim.x, smem, c);
             }
-            mask_scores(s, *(const uint64_t *)c->there[buf], quad);
+            mask_scores(s, *(const uint64_t *)c->info[tile % INFOS].there, quad);
+            float rescale[2];
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                float now = fmaxf(most[r], top_score(s, r) * z.scale2), rescale = cu_exp2_fast(most[r] - now);
+                float now = fmaxf(most[r], top_score(s, r) * z.scale2);
+                rescale[r] = cu_exp2_fast(most[r] - now);
                 most[r] = now;
                 if (quad == 0)
-                    c->rescale[buf][head + 8 * r] = rescale;
-                float part = put_probabilities(s, r, z.scale2, now, smem + P_AT + buf * PANEL, head, quad);
-                sum[r] = fmaf(sum[r], rescale, part);
+                    c->rescale[buf][head + 8 * r] = rescale[r];
+            }
+            cu_bar_arrive(BAR_MOST + buf, 3 * GROUP);
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                float part = put_probabilities(s, r, z.scale2, most[r], smem + P_AT + buf * PANEL, head, quad);
+                sum[r] = fmaf(sum[r], rescale[r], part);
             }
             cu_fence_async();
-            __syncwarp();
-            if (lane == 0)
-                cu_mbar_arrive(&c->p_full[buf]);
+            cu_bar_arrive(BAR_P + buf, 3 * GROUP);
         }
         cu_mbar_wait(&c->sum_free, (turn & 1) ^ 1);
 #pragma unroll
@@ -291,14 +302,13 @@ __device__ static inline void add_rows(const attention_job &job, const shape &z,
     int warp = thread / DI_WARP, lane = thread % DI_WARP, quad = lane & 3, head = warp * 16 + lane / 4;
     uint32_t value_at = cu_smem(smem + KEY_AT) + half * 4 * PANEL, tile = 0, turn = 0;
     uint32_t p_at = cu_smem(smem + P_AT);
-    float o[2][64]; /* 128 columns each: two multiplies, since one of 256 takes more registers than four groups have */
+    float o[2][64]; /* 128 columns each: two multiplies, since one of 256 takes more registers than a group has */
     for (int32_t row = blockIdx.x; row < z.n_rows; row += gridDim.x, turn++) {
         bool is_first = true;
         for (bool is_last = false; !is_last; tile++, is_first = false) {
             int buf = tile & 1;
-            cu_mbar_wait(&c->key_full[buf], tile >> 1 & 1);
-            is_last = c->is_last[buf];
-            cu_mbar_wait(&c->p_full[buf], tile >> 1 & 1);
+            cu_bar_sync(BAR_MOST + buf, 3 * GROUP);
+            is_last = c->info[tile % INFOS].is_last;
             float low = c->rescale[buf][head], high = c->rescale[buf][head + 8];
             /* Once the maximum has settled nothing is to be done. */
             if (!is_first && __any_sync(0xFFFFFFFFu, low != 1.0f || high != 1.0f)) {
@@ -311,26 +321,36 @@ __device__ static inline void add_rows(const attention_job &job, const shape &z,
                     v[3] *= high;
                 }
             }
+            cu_bar_sync(BAR_P + buf, 3 * GROUP);
             uint64_t p_desc = cu_desc_k128(__shfl_sync(0xFFFFFFFFu, p_at + buf * PANEL, 0));
             uint64_t value_desc = cu_desc_mn128(__shfl_sync(0xFFFFFFFFu, value_at + buf * TILE, 0), KEYS);
             cu_wgmma_pin(o[0]);
             cu_wgmma_pin(o[1]);
             cu_wgmma_fence();
 #pragma unroll
-            for (int k = 0; k < KEYS / 16; k++) {
+            for (int k = 0; k < QUARTERS; k++) {
 #pragma unroll
                 for (int i = 0; i < 2; i++)
                     cu_wgmma_bf16_ss<CU_MN_MAJOR, CU_K_MAJOR>(o[i], cu_desc_add(p_desc, k * 32),
                                                               cu_desc_add(value_desc, i * 2 * PANEL + k * 2048),
                                                               k > 0 || !is_first);
+                cu_wgmma_commit();
             }
-            cu_wgmma_commit();
+            auto give_back = [&](int quarter) {
+                __syncwarp();
+                if (lane == 0)
+                    cu_mbar_arrive(&c->key_free[buf][quarter]);
+            };
+            cu_wgmma_wait<3>();
+            give_back(0);
+            cu_wgmma_wait<2>();
+            give_back(1);
+            cu_wgmma_wait<1>();
+            give_back(2);
             cu_wgmma_wait<0>();
             cu_wgmma_pin(o[0]);
             cu_wgmma_pin(o[1]);
-            __syncwarp();
-            if (lane == 0)
-                cu_mbar_arrive(&c->key_free[buf]);
+            give_back(3);
         }
         cu_mbar_wait(&c->sum_full, turn & 1);
         float low = c->factor[head], high = c->factor[head + 8];
@@ -344,28 +364,32 @@ __device__ static inline void add_rows(const attention_job &job, const shape &z,
 
 /* ---- kernel ------------------------------------------------------------------------------------------------------ */
 
-template <int FORMAT> __global__ void __launch_bounds__(THREADS, 1) attention_tiles(attention_job job, shape z) {
+template <int FORMAT>
+__global__ void __launch_bounds__(THREADS, 1)
+    attention_tiles(attention_job job, const __grid_constant__ cu_map q, shape z) {
     DI_DYN_SHARED(uint8_t, smem);
     control *c = (control *)(smem + CONTROL_AT);
     if (threadIdx.x == 0) {
-        for (int i = 0; i < 2; i++) {
-            cu_mbar_init(&c->key_full[i], 4); /* warps of the loader */
-            cu_mbar_init(&c->key_free[i], 8); /* of the adders */
-            cu_mbar_init(&c->p_full[i], 4);   /* of the scorer */
-        }
+        for (int i = 0; i < UNITS; i++)
+            cu_mbar_init(&c->raw_full[i], DI_WARP + 1);
+        for (int i = 0; i < 2 * QUARTERS; i++)
+            cu_mbar_init(&c->key_free[i / QUARTERS][i % QUARTERS], 8);
+        cu_mbar_init(&c->q_full, 1);
         cu_mbar_init(&c->sum_full, 4);
         cu_mbar_init(&c->sum_free, 8);
         cu_fence_mbar_init();
     }
     __syncthreads();
-    int group = threadIdx.x / GROUP, thread = threadIdx.x % GROUP;
-    if (group == LOADER) {
-        cu_regs_give<96>();
-        loader l = {&job, &z, smem, c, thread, thread / DI_WARP, thread % DI_WARP, 0};
-        load_rows<FORMAT>(l);
+    int group = __shfl_sync(0xFFFFFFFFu, (int)threadIdx.x / GROUP, 0), thread = threadIdx.x % GROUP;
+    if (group == FEEDER) {
+        cu_regs_give<32>();
+        feed_rows<FORMAT>(job, z, smem, c, thread);
+    } else if (group == WIDENER) {
+        cu_regs_give<48>();
+        widen_rows<FORMAT>(z, smem, c, thread);
     } else if (group == SCORER) {
-        cu_regs_give<96>();
-        score_rows(job, z, smem, c, thread);
+        cu_regs_give<80>();
+        score_rows(job, q, z, smem, c, thread);
     } else {
         cu_regs_take<160>();
         add_rows(job, z, smem, c, thread, group - ADDER_LOW);
@@ -388,8 +412,7 @@ bool di_cuda_attention_sm90_fits(const di_stream *stream, const di_attention_arg
     if (!a->idx || !a->topk)
         return true;
     const di_paged *p = &a->main;
-    return (p->format == DI_KV_FP4 || p->format == DI_KV_FP8) && a->topk <= TOPK_MAX && p->per_block <= 1 << 16 &&
-           is_aligned(p->pages, p->offset, p->page_bytes);
+    return (p->format == DI_KV_FP4 || p->format == DI_KV_FP8) && is_aligned(p->pages, p->offset, p->page_bytes);
 }
 
 size_t di_cuda_attention_sm90_scratch(const di_device *dev, const di_limits *limits) {
@@ -401,9 +424,7 @@ di_status di_cuda_attention_sm90(di_stream *stream, const di_attention_args *arg
     int64_t keys_max = stream->dev->limits.keys_max;
     int32_t n_rows = args->rows->n_rows, topk = args->idx ? args->topk : 0;
     attention_job job = {*args, *args->rows, keys_max};
-    shape z = {args->scale * 0x1.715476p0f * 65536.0f, 0, n_rows, topk, 0};
-    while (1 << z.shift < args->main.per_block)
-        z.shift++;
+    shape z = {args->scale * 0x1.715476p0f * 65536.0f, n_rows, topk, 0};
     /* A window reaches no further back than the ring, and no further on than this forward. */
     int64_t window = DI_MIN(DI_MAX(keys_max - topk, 0), (int64_t)args->ring.ring_len + n_rows);
     z.tiles = (int32_t)DI_MAX(DI_CEIL_DIV(window, KEYS) + DI_CEIL_DIV(topk, KEYS), (int64_t)1);
@@ -412,11 +433,17 @@ di_status di_cuda_attention_sm90(di_stream *stream, const di_attention_args *arg
         attention_few_launch(stream, &job, &z, scratch);
         return DI_OK;
     }
+    cu_map q;
+    uint64_t row_bytes = (uint64_t)args->q.stride * 2;
+    const uint64_t dims[5] = {DIM * 2, HEADS, 1, 1, (uint64_t)n_rows};
+    const uint64_t strides[4] = {DIM * 2, row_bytes, row_bytes, row_bytes};
+    const uint32_t box[5] = {128, HEADS, 1, 1, 1};
+    if (!cu_map_make(&q, args->q.data, 5, dims, strides, box))
+        return DI_ERR_DEVICE;
     unsigned n_blocks = (unsigned)DI_MIN(n_rows, stream->dev->n_sms);
-    size_t smem = LIST_AT + 2 * (size_t)topk * sizeof(int32_t);
     if (topk && args->main.format == DI_KV_FP8)
-        DI_LAUNCH((attention_tiles<DI_KV_FP8>), n_blocks, THREADS, smem, stream->stream, job, z);
+        DI_LAUNCH((attention_tiles<DI_KV_FP8>), n_blocks, THREADS, SMEM, stream->stream, job, q, z);
     else
-        DI_LAUNCH((attention_tiles<DI_KV_FP4>), n_blocks, THREADS, smem, stream->stream, job, z);
+        DI_LAUNCH((attention_tiles<DI_KV_FP4>), n_blocks, THREADS, SMEM, stream->stream, job, q, z);
     return DI_OK;
 }

@@ -20,8 +20,7 @@ enum {
 
 /* Numbers that kernels want beside the arguments. */
 typedef struct shape {
-    float scale2;  /* of scores to powers of two */
-    int32_t shift; /* 2^shift is at least the entries of a block */
+    float scale2; /* of scores to powers of two */
     int32_t n_rows;
     int32_t topk;  /* 0 without a list */
     int32_t tiles; /* of one row at most */
@@ -44,16 +43,13 @@ __device__ static inline uint32_t join_high(uint32_t low, uint32_t high, uint32_
     return cu_mul_bf16x2(__byte_perm(low, high, 0x7362), scale);
 }
 
-/* Eight E2M1 codes, times scale. The magnitudes 0 .5 1 1.5 2 3 4 6 times 2^-16 as bf16 are looked up, four at once: a
- * code's three bits are what the byte permutation takes as a position in a table of eight. */
+/* Eight E2M1 codes, times scale. A code's bits placed in a bf16 are 2^-126 of the value, subnormal or not: the sign at
+ * the top, the others from bit 6 on. A multiply puts both copies of two codes in their places at once; the even codes
+ * and the odd ones are bytes without their top bit, which the byte permutation can spread to a byte of zeros. */
 __device__ static inline uint4 widen_e2m1(uint32_t w, uint32_t scale) {
-    const uint32_t low0 = 0xC0800000u, low1 = 0xC0804000u, high0 = 0x37373700u, high1 = 0x38383838u;
-    uint32_t even = w << 4; /* signs of the even codes where w has those of the odd ones */
-    uint32_t pick0 = w & 0x77777777u, pick1 = pick0 >> 16;
-    uint32_t a = __byte_perm(high0, high1, pick0) | (__byte_perm(even, w, 0x5140) & 0x80808080u);
-    uint32_t b = __byte_perm(high0, high1, pick1) | (__byte_perm(even, w, 0x7362) & 0x80808080u);
-    uint32_t c = __byte_perm(low0, low1, pick0), d = __byte_perm(low0, low1, pick1);
-    return make_uint4(join_low(c, a, scale), join_high(c, a, scale), join_low(d, b, scale), join_high(d, b, scale));
+    uint32_t even = w & 0x0F0F0F0Fu, odd = w >> 4 & 0x0F0F0F0Fu;
+    auto two = [&](uint32_t pick) { return cu_mul_bf16x2(cu_permute(even, odd, pick) * 0x1040u & 0x81C081C0u, scale); };
+    return make_uint4(two(0xC480u), two(0xD591u), two(0xE6A2u), two(0xF7B3u));
 }
 
 /* Four E4M3 codes, whose bits placed in a bf16 are 2^-120 of the value, subnormal or not. */
@@ -62,69 +58,74 @@ __device__ static inline uint2 widen_e4m3(uint32_t w, uint32_t scale) {
     return make_uint2(join_low(low, high, scale), join_high(low, high, scale));
 }
 
-/* A scale as both halves of a factor. E8M0: 2^(s - 127 + 120 - 16); beyond bf16 it gives infinite keys or NaN. */
+/* A scale as both halves of a factor. Of E2M1 codes: 2^(126 - 16) times an E4M3, in two steps from 2^-120. Of E4M3
+ * codes: 2^(s - 127 + 120 - 16); beyond bf16 it gives infinite keys or NaN. */
 __device__ static inline uint32_t widen_e4m3_scale(uint32_t s) {
-    return cu_mul_bf16x2(((s & 0x7Fu) << 4 | (s & 0x80u) << 8) * 0x10001u, 0x7B807B80u); /* 2^120 */
+    uint32_t code = ((s & 0x7Fu) << 4 | (s & 0x80u) << 8) * 0x10001u;
+    return cu_mul_bf16x2(cu_mul_bf16x2(code, 0x79007900u), 0x79007900u); /* 2^115 */
 }
 __device__ static inline uint32_t widen_e8m0_scale(uint32_t s) {
     return min(s + 104u, 255u) * 0x00800080u;
 }
 
-/* One key as the lanes of a warp hold it: lane l has values 8l .. 8l+7 and 256+8l .. 256+8l+7, and one of the scales.
- */
+/* One key as the lanes of a warp hold it: lane l has values 16l .. 16l+15 and their scale. widen gives them as two
+ * chunks of 8 in the order of their writing: lanes 4..7 of every 8 write the second one first, so that 8 lanes, which
+ * write at once to two panels, meet all banks. key_at says where a lane's first chunk goes; the other is at ^ 16. */
 template <int FORMAT> struct raw_key;
 
 template <> struct raw_key<DI_KV_FP4> {
     enum { BYTES = DIM / 2 + DIM / 16 };
-    uint32_t a, b, s; /* scale of values 16l .. 16l+15 */
+    uint2 codes;
+    uint32_t s;
     __device__ inline void load(const uint8_t *record, int lane) {
-        a = cu_load4_once(record + 4 * lane);
-        b = cu_load4_once(record + 128 + 4 * lane);
+        codes = cu_load8_once(record + 8 * lane);
         s = __ldg(record + 256 + lane);
     }
-    __device__ inline void widen(int lane, uint4 &low, uint4 &high) const {
-        uint32_t mine = widen_e4m3_scale(s);
-        low = widen_e2m1(a, __shfl_sync(0xFFFFFFFFu, mine, lane >> 1));
-        high = widen_e2m1(b, __shfl_sync(0xFFFFFFFFu, mine, 16 + (lane >> 1)));
+    __device__ inline void load_shared(const uint8_t *record, int lane) {
+        codes = *(const uint2 *)(record + 8 * lane);
+        s = record[256 + lane];
+    }
+    __device__ inline void widen(int lane, uint4 &first, uint4 &second) const {
+        uint32_t scale = widen_e4m3_scale(s);
+        bool is_turned = lane & 4;
+        first = widen_e2m1(is_turned ? codes.y : codes.x, scale);
+        second = widen_e2m1(is_turned ? codes.x : codes.y, scale);
     }
 };
 
 template <> struct raw_key<DI_KV_FP8> {
     enum { BYTES = WINDOW_BYTES };
-    uint2 a, b;
-    uint32_t s; /* scale of values 32l .. 32l+31, l < 16 */
+    uint4 codes;
+    uint32_t s;
     __device__ inline void load(const uint8_t *record, int lane) {
-        a = cu_load8_once(record + 8 * lane);
-        b = cu_load8_once(record + 256 + 8 * lane);
-        s = __ldg(record + 512 + (lane & 15));
+        codes = cu_load16_once(record + 16 * lane);
+        s = __ldg(record + 512 + lane / 2);
     }
-    __device__ inline void widen(int lane, uint4 &low, uint4 &high) const {
-        uint32_t mine = widen_e8m0_scale(s);
-        uint32_t low_scale = __shfl_sync(0xFFFFFFFFu, mine, lane >> 2);
-        uint32_t high_scale = __shfl_sync(0xFFFFFFFFu, mine, 8 + (lane >> 2));
-        uint2 v = widen_e4m3(a.x, low_scale), w = widen_e4m3(a.y, low_scale);
-        low = make_uint4(v.x, v.y, w.x, w.y);
-        v = widen_e4m3(b.x, high_scale), w = widen_e4m3(b.y, high_scale);
-        high = make_uint4(v.x, v.y, w.x, w.y);
+    __device__ inline void load_shared(const uint8_t *record, int lane) {
+        codes = *(const uint4 *)(record + 16 * lane);
+        s = record[512 + lane / 2];
+    }
+    __device__ inline void widen(int lane, uint4 &first, uint4 &second) const {
+        uint32_t scale = widen_e8m0_scale(s);
+        bool is_turned = lane & 4;
+        uint2 v = widen_e4m3(is_turned ? codes.z : codes.x, scale),
+              w = widen_e4m3(is_turned ? codes.w : codes.y, scale);
+        first = make_uint4(v.x, v.y, w.x, w.y);
+        v = widen_e4m3(is_turned ? codes.x : codes.z, scale), w = widen_e4m3(is_turned ? codes.y : codes.w, scale);
+        second = make_uint4(v.x, v.y, w.x, w.y);
     }
 };
+
+/* Byte of a tile where a lane's first chunk of key k goes. */
+__device__ static inline uint32_t key_at(int lane, int k) {
+    return (uint32_t)(lane >> 2) * PANEL + k * 128 + ((((lane & 3) * 2 + (lane >> 2 & 1)) ^ (k & 7)) << 4);
+}
 
 static __device__ uint4
     attention_no_record[(WINDOW_BYTES + 15) / 16]; /* zeros: what is read for a key that is not there */
 
 /* ---- scores of a tile --------------------------------------------------------------------------------------------
  * A thread of the warpgroup has heads `head` and head + 8, and of these the keys 8i + 2*quad and the next. */
-
-/* 16 bytes of Q [64 heads, 512] at a time, on their way to shared memory; n threads. */
-__device__ static inline void load_q(const attention_job &job, int32_t row, uint32_t smem, int thread, int n) {
-    const uint16_t *q = (const uint16_t *)job.a.q.data + row * job.a.q.stride;
-#pragma unroll 8
-    for (int i = 0; i < TILE / 16; i += n) {
-        uint32_t chunk = i + thread, head = chunk / (DIM / 8), at = chunk % (DIM / 8);
-        cu_cp16(smem + cu_sw128(head, at * 16, HEADS), q + chunk * 8);
-    }
-    cu_cp_commit();
-}
 
 /* S = Q K^T, unscaled, of one warpgroup; waits for it. */
 __device__ static inline void multiply_scores(float (&s)[32], uint32_t q_at, uint32_t key_at) {

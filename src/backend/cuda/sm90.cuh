@@ -482,6 +482,13 @@ __device__ static inline uint32_t cu_mul_bf16x2(uint32_t a, uint32_t b) {
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
     return r;
 }
+/* Byte i of the result: byte pick_i & 7 of (a, b), a's first; where pick_i & 8, eight copies of that byte's top bit.
+ * pick_i is the i-th hexadecimal digit of pick, from the right. */
+__device__ static inline uint32_t cu_permute(uint32_t a, uint32_t b, uint32_t pick) {
+    uint32_t r;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(pick));
+    return r;
+}
 /* 2^x, within 2 ulps; subnormals are zero. */
 __device__ static inline float cu_exp2_fast(float x) {
     float r;
