@@ -11,24 +11,10 @@
  *        -gencode=arch=compute_90a,code=sm_90a bench/cuda/gemm_bench.cu src/backend/cuda/gemm.cu \
  *        src/backend/cuda/gemm_sm90.cu src/backend/cuda/gemm_few_sm90.cu src/backend/cuda/gemm_fp8_sm90.cu \
  *        -ldl -o gemm_bench */
-#include <algorithm>
-#include <dlfcn.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <vector>
 
-#include "backend/cuda/cu.cuh"
 #include "backend/cuda/gemm.h"
-
-#define CHECK(e)                                                                                                       \
-    do {                                                                                                               \
-        cudaError_t e_ = (e);                                                                                          \
-        if (e_ != cudaSuccess) {                                                                                       \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(e_));                                \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
+#include "yardstick.cuh"
 
 static FILE *json;
 static cudaStream_t stream;
@@ -38,16 +24,14 @@ static double copy_bandwidth, read_bandwidth; /* bytes/s */
 
 enum fill { FILL_E4M3, FILL_BYTES, FILL_BF16, FILL_SCALE_W, FILL_SCALE_X };
 
-__device__ static inline uint32_t mix(uint64_t x) {
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9ull;
-    x = (x ^ x >> 27) * 0x94D049BB133111EBull;
-    return (uint32_t)(x >> 32);
+__device__ static inline uint32_t bits_of(uint64_t x) {
+    return (uint32_t)(mix(x) >> 32);
 }
 
 /* Bytes that a checkpoint or a quantiser could have written; bf16 of [-1, 1). */
 __global__ void fill_kernel(uint8_t *p, int64_t n, fill how, uint64_t seed) {
     for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
-        uint32_t r = mix(seed + (uint64_t)i * 0x9E3779B97F4A7C15ull);
+        uint32_t r = bits_of(seed + (uint64_t)i * 0x9E3779B97F4A7C15ull);
         if (how == FILL_BF16) {
             ((uint16_t *)p)[i] = cu_f32_to_bf16((float)(int32_t)r * 0x1p-31f);
         } else if (how == FILL_SCALE_W || how == FILL_SCALE_X) {
@@ -59,179 +43,28 @@ __global__ void fill_kernel(uint8_t *p, int64_t n, fill how, uint64_t seed) {
     }
 }
 
-static uint8_t *device_alloc(size_t n_bytes) {
-    void *p;
-    CHECK(cudaMalloc(&p, n_bytes ? n_bytes : 1));
-    return (uint8_t *)p;
-}
-
 static void fill_with(void *p, int64_t n, fill how, uint64_t seed) {
     fill_kernel<<<2048, 256, 0, stream>>>((uint8_t *)p, n, how, seed);
-    CHECK(cudaGetLastError());
+    OK(cudaGetLastError());
 }
 
-/* ---- time -------------------------------------------------------------------------------------------------------- */
-
-/* Seconds of one of the n launches that `all` makes: the median of replays of a graph of them. */
-template <class F> static double time_of(int n, int replays, F all) {
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    all(); /* modules, attributes */
-    CHECK(cudaStreamSynchronize(stream));
-    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    all();
-    CHECK(cudaStreamEndCapture(stream, &graph));
-    CHECK(cudaGraphInstantiate(&exec, graph, 0));
-    cudaEvent_t start, end;
-    CHECK(cudaEventCreate(&start));
-    CHECK(cudaEventCreate(&end));
-    std::vector<float> ms;
-    for (int i = 0; i < replays + 2; i++) {
-        float t;
-        CHECK(cudaEventRecord(start, stream));
-        CHECK(cudaGraphLaunch(exec, stream));
-        CHECK(cudaEventRecord(end, stream));
-        CHECK(cudaEventSynchronize(end));
-        CHECK(cudaEventElapsedTime(&t, start, end));
-        if (i >= 2)
-            ms.push_back(t);
-    }
-    std::sort(ms.begin(), ms.end());
-    CHECK(cudaEventDestroy(start));
-    CHECK(cudaEventDestroy(end));
-    CHECK(cudaGraphExecDestroy(exec));
-    CHECK(cudaGraphDestroy(graph));
-    return ms[ms.size() / 2] * 1e-3 / n;
-}
-
-__global__ void __launch_bounds__(512) read_kernel(const uint4 *p, int64_t n, uint32_t *out) {
-    uint32_t sum = 0;
-    int64_t step = (int64_t)gridDim.x * blockDim.x, i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
-    for (; i + 3 * step < n; i += 4 * step) {
-        uint4 a = __ldcs(p + i), b = __ldcs(p + i + step), c = __ldcs(p + i + 2 * step), d = __ldcs(p + i + 3 * step);
-        sum ^= a.x ^ a.y ^ a.z ^ a.w ^ b.x ^ b.y ^ b.z ^ b.w ^ c.x ^ c.y ^ c.z ^ c.w ^ d.x ^ d.y ^ d.z ^ d.w;
-    }
-    if (sum == 0x12345678u) /* keeps the reads */
-        *out = sum;
-}
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 static void measure_memory(int n_sms) {
     const size_t n = (size_t)4 << 30;
-    uint8_t *a = device_alloc(n), *b = device_alloc(n);
+    uint8_t *a = device<uint8_t>(n), *b = device<uint8_t>(n);
     fill_with(a, (int64_t)n, FILL_BYTES, 1);
-    double copy = time_of(1, 9, [&] { CHECK(cudaMemcpyAsync(b, a, n, cudaMemcpyDeviceToDevice, stream)); });
-    double read = time_of(
-        1, 9, [&] { read_kernel<<<n_sms * 4, 512, 0, stream>>>((const uint4 *)a, (int64_t)(n / 16), (uint32_t *)b); });
+    double copy = graph_seconds(stream, 1, 9, [&] { OK(cudaMemcpyAsync(b, a, n, cudaMemcpyDeviceToDevice, stream)); });
+    double read = graph_seconds(stream, 1, 9, [&] {
+        read_all<<<n_sms * 4, 512, 0, stream>>>((const uint4 *)a, (int64_t)(n / 16), (uint32_t *)b);
+    });
     copy_bandwidth = 2.0 * (double)n / copy;
     read_bandwidth = (double)n / read;
     printf("memory: copy %.0f GB/s (read + written), read %.0f GB/s\n", copy_bandwidth * 1e-9, read_bandwidth * 1e-9);
     fprintf(json, "{\"what\":\"memory\",\"copy_gbps\":%.1f,\"read_gbps\":%.1f}\n", copy_bandwidth * 1e-9,
             read_bandwidth * 1e-9);
-    CHECK(cudaFree(a));
-    CHECK(cudaFree(b));
-}
-
-/* ---- cuBLASLt ----------------------------------------------------------------------------------------------------
- * The few names of its interface that this program uses, as its reference manual has them. */
-
-typedef struct lt_algo {
-    uint64_t data[8];
-} lt_algo;
-typedef struct lt_found {
-    lt_algo algo;
-    size_t workspace;
-    int state;
-    float waves;
-    int reserved[4];
-} lt_found;
-
-static struct lt {
-    void *handle;
-    int (*desc_create)(void **, int compute, int scale);
-    int (*desc_set)(void *, int attribute, const void *, size_t);
-    int (*desc_destroy)(void *);
-    int (*layout_create)(void **, int type, uint64_t rows, uint64_t cols, int64_t ld);
-    int (*layout_destroy)(void *);
-    int (*preference_create)(void **);
-    int (*preference_set)(void *, int attribute, const void *, size_t);
-    int (*preference_destroy)(void *);
-    int (*heuristic)(void *, void *, void *, void *, void *, void *, void *, int, lt_found *, int *);
-    int (*matmul)(void *, void *, const void *, const void *, void *, const void *, void *, const void *, const void *,
-                  void *, void *, void *, const lt_algo *, void *, size_t, cudaStream_t);
-} lt;
-static const size_t lt_workspace_bytes = (size_t)64 << 20;
-static uint8_t *lt_workspace;
-
-static void lt_open() {
-    const char *const names[3] = {"libcublasLt.so", "libcublasLt.so.13", "libcublasLt.so.12"};
-    void *lib = NULL;
-    for (int i = 0; i < 3 && !lib; i++)
-        lib = dlopen(names[i], RTLD_NOW);
-    int (*create)(void **) = lib ? (int (*)(void **))dlsym(lib, "cublasLtCreate") : NULL;
-    if (!create) {
-        printf("cuBLASLt: not here\n");
-        return;
-    }
-#define GET(field, name) *(void **)&lt.field = dlsym(lib, name)
-    GET(desc_create, "cublasLtMatmulDescCreate");
-    GET(desc_set, "cublasLtMatmulDescSetAttribute");
-    GET(desc_destroy, "cublasLtMatmulDescDestroy");
-    GET(layout_create, "cublasLtMatrixLayoutCreate");
-    GET(layout_destroy, "cublasLtMatrixLayoutDestroy");
-    GET(preference_create, "cublasLtMatmulPreferenceCreate");
-    GET(preference_set, "cublasLtMatmulPreferenceSetAttribute");
-    GET(preference_destroy, "cublasLtMatmulPreferenceDestroy");
-    GET(heuristic, "cublasLtMatmulAlgoGetHeuristic");
-    GET(matmul, "cublasLtMatmul");
-#undef GET
-    if (!lt.matmul || create(&lt.handle))
-        lt.handle = NULL;
-    lt_workspace = device_alloc(lt_workspace_bytes);
-}
-
-/* Seconds of out [rows, n_out] = X . W^T in bf16, the best of eight proposals; 0 without the library. */
-static double lt_time(int64_t rows, int64_t n_out, int64_t n_in) {
-    if (!lt.handle)
-        return 0;
-    enum { R_32F = 0, R_16BF = 14, COMPUTE_32F = 68, TRANSA = 3, OP_T = 1, MAX_WORKSPACE = 1, TRIES = 8 };
-    void *desc, *a, *b, *d, *preference;
-    int op = OP_T, n_found = 0;
-    lt_found found[TRIES];
-    size_t w_bytes = (size_t)(n_out * n_in) * 2;
-    int n_w = (int)std::max<size_t>(2, std::min<size_t>(32, ((size_t)256 << 20) / w_bytes));
-    uint8_t *w = device_alloc(w_bytes * (size_t)n_w), *x = device_alloc((size_t)(rows * n_in) * 2),
-            *out = device_alloc((size_t)(rows * n_out) * 2);
-    fill_with(w, (int64_t)w_bytes / 2 * n_w, FILL_BF16, 3);
-    fill_with(x, rows * n_in, FILL_BF16, 4);
-    double best = 0;
-    bool ok = !lt.desc_create(&desc, COMPUTE_32F, R_32F) && !lt.desc_set(desc, TRANSA, &op, sizeof op) &&
-              !lt.layout_create(&a, R_16BF, (uint64_t)n_in, (uint64_t)n_out, n_in) &&
-              !lt.layout_create(&b, R_16BF, (uint64_t)n_in, (uint64_t)rows, n_in) &&
-              !lt.layout_create(&d, R_16BF, (uint64_t)n_out, (uint64_t)rows, n_out) &&
-              !lt.preference_create(&preference) &&
-              !lt.preference_set(preference, MAX_WORKSPACE, &lt_workspace_bytes, sizeof lt_workspace_bytes) &&
-              !lt.heuristic(lt.handle, desc, a, b, d, d, preference, TRIES, found, &n_found);
-    float one = 1, zero = 0;
-    for (int i = 0; ok && i < n_found; i++) {
-        int status = 0;
-        auto all = [&] {
-            for (int k = 0; k < n_w; k++)
-                status |= lt.matmul(lt.handle, desc, &one, w + (size_t)k * w_bytes, a, x, b, &zero, out, d, out, d,
-                                    &found[i].algo, lt_workspace, lt_workspace_bytes, stream);
-        };
-        double t = time_of(n_w, 5, all);
-        if (!status && (best == 0 || t < best))
-            best = t;
-    }
-    lt.preference_destroy(preference);
-    lt.layout_destroy(d);
-    lt.layout_destroy(b);
-    lt.layout_destroy(a);
-    lt.desc_destroy(desc);
-    CHECK(cudaFree(w));
-    CHECK(cudaFree(x));
-    CHECK(cudaFree(out));
-    return best;
+    OK(cudaFree(a));
+    OK(cudaFree(b));
 }
 
 /* ---- ours -------------------------------------------------------------------------------------------------------- */
@@ -250,7 +83,8 @@ __global__ void check_kernel(di_act x, di_mat w, int n_groups, int64_t n, uint64
     if (i >= n)
         return;
     int lane = threadIdx.x % 32;
-    int64_t row = (int64_t)(mix(seed + 2 * i) % (uint64_t)x.n_rows), o = mix(seed + 2 * i + 1) % (uint64_t)w.n_out;
+    int64_t row = (int64_t)(bits_of(seed + 2 * i) % (uint64_t)x.n_rows),
+            o = bits_of(seed + 2 * i + 1) % (uint64_t)w.n_out;
     int64_t col = o / (w.n_out / n_groups) * w.n_in;
     double y = 0, size = 0, cut = 0;
     for (int64_t g = lane; g < w.n_in / 32; g += 32) {
@@ -278,24 +112,25 @@ __global__ void pick_kernel(di_act out, int64_t n, uint64_t seed, float *got) {
     int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;
     if (i >= n)
         return;
-    int64_t row = (int64_t)(mix(seed + 2 * i) % (uint64_t)out.n_rows), o = mix(seed + 2 * i + 1) % (uint64_t)out.n_cols;
+    int64_t row = (int64_t)(bits_of(seed + 2 * i) % (uint64_t)out.n_rows),
+            o = bits_of(seed + 2 * i + 1) % (uint64_t)out.n_cols;
     got[i] = cu_act_load(out, row, o);
 }
 
 /* The largest error over its bound, and the error's norm over the result's in *norm. */
 static double check(const di_gemm_args &a, bool is_fp8_form, double *norm) {
     enum { N = 16384 };
-    static double *want = (double *)device_alloc(N * 3 * sizeof(double));
-    static float *got = (float *)device_alloc(N * sizeof(float));
+    static double *want = device<double>(N * 3);
+    static float *got = device<float>(N);
     static uint64_t seed = 77;
     seed += 1 << 20;
     std::vector<double> w(N * 3);
     std::vector<float> g(N);
     check_kernel<<<N / 8, 256, 0, stream>>>(a.x, *a.w, a.n_groups, N, seed, want);
     pick_kernel<<<N / 256, 256, 0, stream>>>(a.out, N, seed, got);
-    CHECK(cudaMemcpyAsync(w.data(), want, w.size() * sizeof(double), cudaMemcpyDeviceToHost, stream));
-    CHECK(cudaMemcpyAsync(g.data(), got, g.size() * sizeof(float), cudaMemcpyDeviceToHost, stream));
-    CHECK(cudaStreamSynchronize(stream));
+    OK(cudaMemcpyAsync(w.data(), want, w.size() * sizeof(double), cudaMemcpyDeviceToHost, stream));
+    OK(cudaMemcpyAsync(g.data(), got, g.size() * sizeof(float), cudaMemcpyDeviceToHost, stream));
+    OK(cudaStreamSynchronize(stream));
     double worst = 0, error = 0, all = 0;
     for (int i = 0; i < N; i++) {
         double y = w[3 * i], e = fabs(g[i] - y);
@@ -310,13 +145,13 @@ static double check(const di_gemm_args &a, bool is_fp8_form, double *norm) {
     return worst;
 }
 
-static di_device device;
-static di_stream handle = {&device, NULL, NULL};
+static di_device dev;
+static di_stream handle = {&dev, NULL, NULL};
 static int n_wrong;
 
 /* One table row: rows of a shape, with or without invariance. */
-static void measure(const shape &s, int64_t rows, bool is_order_free, double lt_seconds) {
-    device.is_order_free = is_order_free;
+static void measure(const shape &s, int64_t rows, bool is_order_free, double lt_time) {
+    dev.is_order_free = is_order_free;
     size_t codes = s.w == DI_BF16      ? (size_t)(s.n_out * s.n_in) * 2
                    : s.w == DI_F8_E4M3 ? (size_t)(s.n_out * s.n_in)
                                        : (size_t)(s.n_out * s.n_in) / 2;
@@ -324,9 +159,9 @@ static void measure(const shape &s, int64_t rows, bool is_order_free, double lt_
     size_t step = (codes + 255) & ~(size_t)255, scale_step = (scales + 255) & ~(size_t)255;
     int n_w = (int)std::max<size_t>(2, std::min<size_t>(128, (((size_t)256 << 20) + step - 1) / step));
     int64_t cols = s.n_in * s.n_groups;
-    uint8_t *w = device_alloc(step * (size_t)n_w), *ws = device_alloc(scale_step * (size_t)n_w);
-    uint8_t *x = device_alloc((size_t)(rows * cols) * 2), *xs = device_alloc((size_t)(rows * cols) / 32);
-    uint8_t *out = device_alloc((size_t)(rows * s.n_out) * 4);
+    uint8_t *w = device<uint8_t>(step * (size_t)n_w), *ws = device<uint8_t>(scale_step * (size_t)n_w);
+    uint8_t *x = device<uint8_t>((size_t)(rows * cols) * 2), *xs = device<uint8_t>((size_t)(rows * cols) / 32);
+    uint8_t *out = device<uint8_t>((size_t)(rows * s.n_out) * 4);
     if (s.w == DI_BF16)
         fill_with(w, (int64_t)step * n_w / 2, FILL_BF16, 11);
     else
@@ -334,7 +169,7 @@ static void measure(const shape &s, int64_t rows, bool is_order_free, double lt_
     fill_with(ws, (int64_t)scale_step * n_w, FILL_SCALE_W, 12);
     fill_with(x, rows * cols, s.x == DI_BF16 ? FILL_BF16 : FILL_E4M3, 13);
     fill_with(xs, rows * cols / 32, FILL_SCALE_X, 14);
-    CHECK(cudaMemsetAsync(out, 0xA5, (size_t)(rows * s.n_out) * 4, stream));
+    OK(cudaMemsetAsync(out, 0xA5, (size_t)(rows * s.n_out) * 4, stream));
     std::vector<di_mat> mats;
     for (int i = 0; i < n_w; i++)
         mats.push_back({s.w, s.n_out, s.n_in, w + (size_t)i * step, scales ? ws + (size_t)i * scale_step : NULL});
@@ -343,13 +178,13 @@ static void measure(const shape &s, int64_t rows, bool is_order_free, double lt_
     args.out = {s.out, rows, s.n_out, s.n_out, out, NULL};
     args.n_groups = s.n_groups;
     di_status st = DI_OK;
-    double t = time_of(n_w, rows > 512 ? 5 : 15, [&] {
+    double t = graph_seconds(stream, n_w, rows > 512 ? 5 : 15, [&] {
         for (int i = 0; i < n_w && !st; i++) {
             args.w = &mats[(size_t)i];
             st = di_cuda_gemm(&handle, &args);
         }
     });
-    CHECK(cudaGetLastError());
+    OK(cudaGetLastError());
     if (st) {
         printf("%-6s %6lld: refused\n", s.name, (long long)rows);
         n_wrong++;
@@ -362,8 +197,8 @@ static void measure(const shape &s, int64_t rows, bool is_order_free, double lt_
     printf("%-6s %6lld %-9s %9.2f us %7.0f GB/s %5.2f of copy %5.2f of read %7.1f TFLOPS", s.name, (long long)rows,
            is_order_free ? "free" : "invariant", t * 1e6, gbps, gbps * 1e9 / copy_bandwidth,
            gbps * 1e9 / read_bandwidth, tflops);
-    if (lt_seconds > 0)
-        printf("  cublasLt %9.2f us, %5.2fx", lt_seconds * 1e6, lt_seconds / t);
+    if (lt_time > 0)
+        printf("  cublasLt %9.2f us, %5.2fx", lt_time * 1e6, lt_time / t);
     printf("  error %.2f of bound, %.1e%s\n", worst, norm, worst <= 1 ? "" : "  WRONG");
     fprintf(
         json,
@@ -372,13 +207,13 @@ static void measure(const shape &s, int64_t rows, bool is_order_free, double lt_
         "\"times_cublaslt\":%.4f,\"error_of_bound\":%.4f,\"error_norm\":%.3e}\n",
         s.name, (long long)s.n_out, (long long)s.n_in, s.n_groups, (long long)rows,
         is_order_free ? "free" : "invariant", t * 1e6, gbps, gbps * 1e9 / copy_bandwidth, gbps * 1e9 / read_bandwidth,
-        tflops, lt_seconds * 1e6, lt_seconds / t, worst, norm);
+        tflops, lt_time * 1e6, lt_time / t, worst, norm);
     fflush(stdout);
-    CHECK(cudaFree(w));
-    CHECK(cudaFree(ws));
-    CHECK(cudaFree(x));
-    CHECK(cudaFree(xs));
-    CHECK(cudaFree(out));
+    OK(cudaFree(w));
+    OK(cudaFree(ws));
+    OK(cudaFree(x));
+    OK(cudaFree(xs));
+    OK(cudaFree(out));
 }
 
 int main(int argc, char **argv) {
@@ -389,24 +224,24 @@ int main(int argc, char **argv) {
     }
     cudaDeviceProp prop;
     int driver = 0;
-    CHECK(cudaSetDevice(0));
-    CHECK(cudaGetDeviceProperties(&prop, 0));
-    CHECK(cudaDriverGetVersion(&driver));
-    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    OK(cudaSetDevice(0));
+    OK(cudaGetDeviceProperties(&prop, 0));
+    OK(cudaDriverGetVersion(&driver));
+    OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     printf("%s, %d multiprocessors, L2 %d MB, driver %d\n", prop.name, prop.multiProcessorCount, prop.l2CacheSize >> 20,
            driver);
     fprintf(json, "{\"what\":\"machine\",\"name\":\"%s\",\"multiprocessors\":%d,\"driver\":%d}\n", prop.name,
             prop.multiProcessorCount, driver);
-    device.arch = prop.major == 9 ? DI_CUDA_SM90 : DI_CUDA_PORTABLE;
-    device.n_sms = prop.multiProcessorCount;
+    dev.arch = prop.major == 9 ? DI_CUDA_SM90 : DI_CUDA_PORTABLE;
+    dev.n_sms = prop.multiProcessorCount;
     di_limits limits = {};
     limits.rows_max = 16384;
     limits.n_in_max = 32768;
-    device.scratch_bytes = di_cuda_need_gemm(&device, &limits);
-    device.scratch = device_alloc(device.scratch_bytes);
+    dev.scratch_bytes = di_cuda_need_gemm(&dev, &limits);
+    dev.scratch = device<uint8_t>(dev.scratch_bytes);
     handle.stream = stream;
     measure_memory(prop.multiProcessorCount);
-    lt_open();
+    lt_open(NULL);
 
     const shape shapes[7] = {{"wq_a", DI_F8_E4M3, DI_F8_E4M3, DI_BF16, 1280, 5120, 1},
                              {"wq_b", DI_F8_E4M3, DI_F8_E4M3, DI_BF16, 32768, 1280, 1},
@@ -433,12 +268,12 @@ int main(int argc, char **argv) {
             continue;
         for (int64_t rows : many) {
             /* The groups of wo_a as one product of the same size: what a caller of cuBLASLt would have to loop over. */
-            double seconds = lt_time(rows, s.n_out, s.n_in);
+            double seconds = lt_seconds(stream, rows, s.n_out, s.n_in);
             measure(s, rows, true, seconds);
             measure(s, rows, false, seconds);
         }
     }
-    measure(mx, 4096, true, lt_time(4096, mx.n_out, mx.n_in));
+    measure(mx, 4096, true, lt_seconds(stream, 4096, mx.n_out, mx.n_in));
     printf(n_wrong ? "\n%d configurations WRONG\n" : "\nall configurations right\n", n_wrong);
     fclose(json);
     return n_wrong != 0;

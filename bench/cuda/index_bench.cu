@@ -3,7 +3,7 @@
  *
  *     nvcc -std=c++17 -O3 -fmad=false -ftz=true -prec-div=true -prec-sqrt=true -I src -I include \
  *         -gencode=arch=compute_90a,code=sm_90a bench/cuda/index_bench.cu src/backend/cuda/index.cu \
- *         src/backend/cuda/index_sm90.cu -lcublasLt -o index_bench && ./index_bench
+ *         src/backend/cuda/index_sm90.cu -ldl -o index_bench && ./index_bench
  *
  * Limits: reading a large buffer, copying one, and cuBLASLt's bf16 product of 8192^3. Times are medians of replays of a
  * CUDA graph whose calls take different sequences in turn, so that keys come from memory and not from L2 where there
@@ -11,82 +11,46 @@
  * for all of them); "TFLOPS" counts 2 * 32 * 128 a scored key and row. Top-k alone is a call with top-k less one
  * without, beside cub::DeviceSegmentedSort of as many scores. A table, then one JSON object a line. */
 #include <cub/cub.cuh>
-#include <cublasLt.h>
 
-#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <string>
-#include <vector>
 
 #include "backend/cuda/cuda.h"
+#include "yardstick.cuh"
 
 namespace {
 
 enum { HEADS = 32, DIM = 128, TOPK = 512, PAGE = 128, BLOCKS = 2048, BLOCK = 8, REPLAYS = 15 };
 const size_t PAGE_BYTES = PAGE * 68;
 
-void check(cudaError_t e, const char *what, int line) {
-    if (e == cudaSuccess)
-        return;
-    fprintf(stderr, "line %d: %s: %s\n", line, what, cudaGetErrorString(e));
-    exit(1);
-}
-#define CHECK(call) check((call), #call, __LINE__)
-
 struct rng {
     uint64_t s;
     uint64_t next() {
-        uint64_t z = s += 0x9E3779B97F4A7C15u;
-        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
-        z = (z ^ z >> 27) * 0x94D049BB133111EBu;
-        return z ^ z >> 31;
+        return mix(s++);
     }
     float unit() {
         return (float)(next() >> 40) * 0x1p-24f;
     }
 };
 
-template <class T> T *device(size_t n) {
-    void *p;
-    CHECK(cudaMalloc(&p, n * sizeof(T)));
-    return (T *)p;
-}
-template <class T> T *device(const std::vector<T> &v) {
+template <class T> T *to_device(const std::vector<T> &v) {
     T *p = device<T>(v.size());
-    CHECK(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
+    OK(cudaMemcpy(p, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
     return p;
 }
 template <class T> std::vector<T> host(const T *p, size_t n) {
     std::vector<T> v(n);
-    CHECK(cudaMemcpy(v.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost));
+    OK(cudaMemcpy(v.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost));
     return v;
 }
 
 /* Random keys as a quantiser writes them: any codes, scales of 2^-5..2^-1. */
 __global__ void fill_pages(uint8_t *pages, size_t n) {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
-        uint64_t z = (i + 1) * 0x9E3779B97F4A7C15u;
-        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
-        z = (z ^ z >> 27) * 0x94D049BB133111EBu;
-        uint8_t byte = (uint8_t)(z >> 24);
+        uint8_t byte = (uint8_t)(mix(i) >> 24);
         pages[i] = i % PAGE_BYTES < PAGE * 64 ? byte : (uint8_t)(122 + byte % 5);
     }
-}
-__global__ void read_all(const uint4 *x, size_t n, uint32_t *out) {
-    uint32_t sum = 0;
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x * 4) {
-        uint4 v[4] = {};
-        for (int j = 0; j < 4; j++) {
-            size_t at = i + (size_t)j * gridDim.x * blockDim.x;
-            if (at < n)
-                v[j] = x[at];
-        }
-        for (int j = 0; j < 4; j++)
-            sum ^= v[j].x ^ v[j].y ^ v[j].z ^ v[j].w;
-    }
-    if (sum == 0x12345678u)
-        *out = sum; /* keeps the loop */
 }
 
 di_device dev;
@@ -95,64 +59,10 @@ std::vector<std::string> json;
 
 /* Median seconds of one call, of n_calls that a graph makes in turn. */
 double time_graph(int n_calls, const std::function<void(int)> &call) {
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    cudaEvent_t start, end;
-    std::vector<float> ms(REPLAYS);
-    call(0);
-    CHECK(cudaStreamSynchronize(stream.stream));
-    CHECK(cudaStreamBeginCapture(stream.stream, cudaStreamCaptureModeGlobal));
-    for (int i = 0; i < n_calls; i++)
-        call(i);
-    CHECK(cudaStreamEndCapture(stream.stream, &graph));
-    CHECK(cudaGraphInstantiate(&exec, graph, 0));
-    CHECK(cudaEventCreate(&start));
-    CHECK(cudaEventCreate(&end));
-    for (int i = -2; i < REPLAYS; i++) {
-        CHECK(cudaEventRecord(start, stream.stream));
-        CHECK(cudaGraphLaunch(exec, stream.stream));
-        CHECK(cudaEventRecord(end, stream.stream));
-        CHECK(cudaEventSynchronize(end));
-        if (i >= 0)
-            CHECK(cudaEventElapsedTime(&ms[i], start, end));
-    }
-    std::sort(ms.begin(), ms.end());
-    CHECK(cudaEventDestroy(start));
-    CHECK(cudaEventDestroy(end));
-    CHECK(cudaGraphExecDestroy(exec));
-    CHECK(cudaGraphDestroy(graph));
-    return ms[REPLAYS / 2] * 1e-3 / n_calls;
-}
-
-double gemm_peak() {
-    const int64_t n = 8192;
-    cublasLtHandle_t lt;
-    cublasLtMatmulDesc_t desc;
-    cublasLtMatrixLayout_t layout;
-    cublasLtMatmulPreference_t pref;
-    cublasLtMatmulHeuristicResult_t found;
-    int n_found = 0;
-    const size_t room = 64 << 20;
-    cublasOperation_t t = CUBLAS_OP_T;
-    std::vector<uint16_t> x(n * n);
-    rng r = {1};
-    for (auto &v : x)
-        v = (uint16_t)(0x3F00 + (r.next() & 0x80FF));
-    uint16_t *a = device(x), *b = device(x), *c = device<uint16_t>(n * n);
-    void *space = device<uint8_t>(room);
-    float one = 1, zero = 0;
-    if (cublasLtCreate(&lt) || cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F) ||
-        cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &t, sizeof t) ||
-        cublasLtMatrixLayoutCreate(&layout, CUDA_R_16BF, n, n, n) || cublasLtMatmulPreferenceCreate(&pref) ||
-        cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, sizeof room) ||
-        cublasLtMatmulAlgoGetHeuristic(lt, desc, layout, layout, layout, layout, pref, 1, &found, &n_found) || !n_found)
-        return 0;
-    double s = time_graph(4, [&](int) {
-        (void)cublasLtMatmul(lt, desc, &one, a, layout, b, layout, &zero, c, layout, c, layout, &found.algo, space,
-                             room, stream.stream);
+    return graph_seconds(stream.stream, n_calls, REPLAYS, [&] {
+        for (int i = 0; i < n_calls; i++)
+            call(i);
     });
-    CHECK(cudaFree(a)), CHECK(cudaFree(b)), CHECK(cudaFree(c)), CHECK(cudaFree(space));
-    return 2.0 * n * n * n / s;
 }
 
 /* ---- a case ------------------------------------------------------------------------------------------------------ */
@@ -175,14 +85,16 @@ pool make_pool(int64_t n_seqs, int64_t n, int64_t rows_of_one) {
         seq[i] = rows_of_one ? 0 : (int32_t)(i % n_seqs);
     p.pages = device<uint8_t>(blocks.size() * PAGE_BYTES);
     fill_pages<<<1024, 256>>>(p.pages, blocks.size() * PAGE_BYTES);
-    p.blocks = device(blocks);
-    p.seq = device(seq);
+    p.blocks = to_device(blocks);
+    p.seq = to_device(seq);
     p.n_seqs = n_seqs;
     p.n = n;
     return p;
 }
 void free_pool(pool *p) {
-    CHECK(cudaFree(p->pages)), CHECK(cudaFree(p->blocks)), CHECK(cudaFree(p->seq));
+    OK(cudaFree(p->pages));
+    OK(cudaFree(p->blocks));
+    OK(cudaFree(p->seq));
 }
 
 /* QI and the scores by their definitions. Source: model.md 0.2, 3.7. */
@@ -264,8 +176,8 @@ void run_case(const bench_case &c, double bandwidth, double peak) {
         while (at < BLOCKS)
             list[i * BLOCKS + at++] = -1;
     }
-    uint16_t *dq = device(q), *dw = device(w);
-    int32_t *dpos = device(pos), *dlist = device(list), *idx = device<int32_t>(c.rows * TOPK),
+    uint16_t *dq = to_device(q), *dw = to_device(w);
+    int32_t *dpos = to_device(pos), *dlist = to_device(list), *idx = device<int32_t>(c.rows * TOPK),
             *cand = device<int32_t>(c.rows * BLOCKS);
     di_rows rows = {};
     rows.n_rows = (int32_t)c.rows;
@@ -294,7 +206,7 @@ void run_case(const bench_case &c, double bandwidth, double peak) {
             fprintf(stderr, "%s: refused\n", c.name);
             exit(1);
         }
-        CHECK(cudaGetLastError());
+        OK(cudaGetLastError());
     };
     double all = time_graph(n_calls, call);
     a.topk = 0;
@@ -306,10 +218,10 @@ void run_case(const bench_case &c, double bandwidth, double peak) {
     /* Correctness: some scores by definition, and what is chosen from the scores of some rows. */
     int64_t n_scores = std::min<int64_t>(c.rows, 8);
     bool is_right = true;
-    CHECK(cudaMemset(idx, 0xA5, c.rows * TOPK * 4));
-    CHECK(cudaMemset(cand, 0xA5, c.rows * BLOCKS * 4));
+    OK(cudaMemset(idx, 0xA5, c.rows * TOPK * 4));
+    OK(cudaMemset(cand, 0xA5, c.rows * BLOCKS * 4));
     call(0);
-    CHECK(cudaStreamSynchronize(stream.stream));
+    OK(cudaStreamSynchronize(stream.stream));
     auto got = host(idx, c.rows * TOPK), got_cand = host(cand, c.rows * BLOCKS);
     std::vector<int32_t> seqs = host(p.seq, c.rows), blocks = host(p.blocks, n_seqs * rows.blocks_stride);
     float *dscores = device<float>(n_scores * c.n);
@@ -332,11 +244,11 @@ void run_case(const bench_case &c, double bandwidth, double peak) {
         b.scores_stride = c.n;
         if (di_cuda_index_select(&stream, &b))
             is_right = false;
-        CHECK(cudaStreamSynchronize(stream.stream));
+        OK(cudaStreamSynchronize(stream.stream));
         auto s = host(dscores, n_scores * c.n);
-        CHECK(cudaFree(b.idx));
+        OK(cudaFree(b.idx));
         if (b.cand_out)
-            CHECK(cudaFree(b.cand_out));
+            OK(cudaFree(b.cand_out));
         for (int64_t i = 0; i < n_scores; i++) {
             int64_t row = row0 + i, n = pos[row] + 1;
             std::vector<float> sr(s.begin() + i * c.n, s.begin() + i * c.n + n);
@@ -356,8 +268,8 @@ void run_case(const bench_case &c, double bandwidth, double peak) {
                     e = list[row * BLOCKS + r.next() % (BLOCKS / 2)] * BLOCK;
                 uint8_t record[2][64];
                 const uint8_t *page = p.pages + blocks[seqs[row] * rows.blocks_stride + e / PAGE] * PAGE_BYTES;
-                CHECK(cudaMemcpy(record[0], page + e % PAGE * 64, 64, cudaMemcpyDeviceToHost));
-                CHECK(cudaMemcpy(record[1], page + PAGE * 64 + e % PAGE * 4, 4, cudaMemcpyDeviceToHost));
+                OK(cudaMemcpy(record[0], page + e % PAGE * 64, 64, cudaMemcpyDeviceToHost));
+                OK(cudaMemcpy(record[1], page + PAGE * 64 + e % PAGE * 4, 4, cudaMemcpyDeviceToHost));
                 float by_hand = true_score(&q[row * HEADS * DIM], &w[row * HEADS], record[0], record[1]);
                 if (by_hand != sr[e] && is_right)
                     fprintf(stderr, "%s: row %lld entry %lld: %.9g, expected %.9g\n", c.name, (long long)row,
@@ -384,8 +296,13 @@ void run_case(const bench_case &c, double bandwidth, double peak) {
              c.name, (long long)c.rows, (long long)c.n, all * 1e6, scores * 1e6, bytes / scores * 1e-9,
              bytes / scores / bandwidth, flops / scores * 1e-12, flops / scores / peak, is_right ? "true" : "false");
     json.push_back(line);
-    CHECK(cudaFree(dq)), CHECK(cudaFree(dw)), CHECK(cudaFree(dpos)), CHECK(cudaFree(dlist)), CHECK(cudaFree(idx));
-    CHECK(cudaFree(cand)), CHECK(cudaFree(dscores));
+    OK(cudaFree(dq));
+    OK(cudaFree(dw));
+    OK(cudaFree(dpos));
+    OK(cudaFree(dlist));
+    OK(cudaFree(idx));
+    OK(cudaFree(cand));
+    OK(cudaFree(dscores));
     free_pool(&p);
 }
 
@@ -400,27 +317,29 @@ void run_topk(int64_t rows, int64_t n) {
         at[i] = (int32_t)(i % n);
     for (int64_t i = 0; i <= rows; i++)
         offsets[i] = (int32_t)(i * n);
-    float *ds = device(s), *sorted = device<float>(rows * n);
-    int32_t *dat = device(at), *dout = device<int32_t>(rows * n), *doff = device(offsets), *idx = device<int32_t>(TOPK);
+    float *ds = to_device(s), *sorted = device<float>(rows * n);
+    int32_t *dat = to_device(at), *dout = device<int32_t>(rows * n), *doff = to_device(offsets),
+            *idx = device<int32_t>(TOPK);
     size_t room = 0;
-    CHECK(cub::DeviceSegmentedSort::SortPairsDescending(NULL, room, ds, sorted, dat, dout, (int)(rows * n), (int)rows,
-                                                        doff, doff + 1, stream.stream));
+    OK(cub::DeviceSegmentedSort::SortPairsDescending(NULL, room, ds, sorted, dat, dout, (int)(rows * n), (int)rows,
+                                                     doff, doff + 1, stream.stream));
     void *space = device<uint8_t>(room);
     double cub_s = time_graph(4, [&](int) {
-        CHECK(cub::DeviceSegmentedSort::SortPairsDescending(space, room, ds, sorted, dat, dout, (int)(rows * n),
-                                                            (int)rows, doff, doff + 1, stream.stream));
+        OK(cub::DeviceSegmentedSort::SortPairsDescending(space, room, ds, sorted, dat, dout, (int)(rows * n), (int)rows,
+                                                         doff, doff + 1, stream.stream));
     });
     std::vector<double> times(REPLAYS);
     bool is_right = true;
     cudaEvent_t start, end;
-    CHECK(cudaEventCreate(&start)), CHECK(cudaEventCreate(&end));
+    OK(cudaEventCreate(&start));
+    OK(cudaEventCreate(&end));
     for (auto &t : times) {
         float ms;
-        CHECK(cudaEventRecord(start, dev.copies));
+        OK(cudaEventRecord(start, dev.copies));
         di_cuda_topk(&dev, ds, n, TOPK, idx);
-        CHECK(cudaEventRecord(end, dev.copies));
-        CHECK(cudaEventSynchronize(end));
-        CHECK(cudaEventElapsedTime(&ms, start, end));
+        OK(cudaEventRecord(end, dev.copies));
+        OK(cudaEventSynchronize(end));
+        OK(cudaEventElapsedTime(&ms, start, end));
         t = ms * 1e-3;
     }
     std::sort(times.begin(), times.end());
@@ -435,15 +354,20 @@ void run_topk(int64_t rows, int64_t n) {
         "{\"bench\":\"index_topk\",\"rows\":%lld,\"entries\":%lld,\"one_row_us\":%.2f,\"cub_us\":%.2f,\"right\":%s}",
         (long long)rows, (long long)n, times[REPLAYS / 2] * 1e6, cub_s * 1e6, is_right ? "true" : "false");
     json.push_back(line);
-    CHECK(cudaFree(ds)), CHECK(cudaFree(sorted)), CHECK(cudaFree(dat)), CHECK(cudaFree(dout)), CHECK(cudaFree(doff));
-    CHECK(cudaFree(idx)), CHECK(cudaFree(space));
+    OK(cudaFree(ds));
+    OK(cudaFree(sorted));
+    OK(cudaFree(dat));
+    OK(cudaFree(dout));
+    OK(cudaFree(doff));
+    OK(cudaFree(idx));
+    OK(cudaFree(space));
 }
 
 } // namespace
 
 int main() {
-    CHECK(cudaSetDevice(0));
-    CHECK(cudaGetDeviceProperties(&dev.prop, 0));
+    OK(cudaSetDevice(0));
+    OK(cudaGetDeviceProperties(&dev.prop, 0));
     dev.arch = DI_CUDA_SM90;
     dev.n_sms = dev.prop.multiProcessorCount;
     dev.limits.rows_max = 4096;
@@ -454,22 +378,23 @@ int main() {
     dev.limits.index_dim = DIM;
     dev.scratch_bytes = di_cuda_need_index(&dev, &dev.limits);
     dev.scratch = device<uint8_t>(dev.scratch_bytes);
-    CHECK(cudaStreamCreateWithFlags(&dev.copies, cudaStreamNonBlocking));
+    OK(cudaStreamCreateWithFlags(&dev.copies, cudaStreamNonBlocking));
     stream.dev = &dev;
-    CHECK(cudaStreamCreateWithFlags(&stream.stream, cudaStreamNonBlocking));
+    OK(cudaStreamCreateWithFlags(&stream.stream, cudaStreamNonBlocking));
 
     size_t n = (size_t)4 << 30;
     uint8_t *x = device<uint8_t>(n), *y = device<uint8_t>(n);
     fill_pages<<<1024, 256>>>(x, n);
-    CHECK(cudaDeviceSynchronize());
+    OK(cudaDeviceSynchronize());
     double read = (double)n / time_graph(4, [&](int) {
-                      read_all<<<8 * dev.n_sms, 512, 0, stream.stream>>>((const uint4 *)(const void *)x, n / 16,
-                                                                         (uint32_t *)(void *)y);
+                      read_all<<<8 * dev.n_sms, 512, 0, stream.stream>>>((const uint4 *)(const void *)x,
+                                                                         (int64_t)(n / 16), (uint32_t *)(void *)y);
                   });
     double copy =
-        2.0 * n / time_graph(4, [&](int) { CHECK(cudaMemcpyAsync(y, x, n, cudaMemcpyDeviceToDevice, stream.stream)); });
-    CHECK(cudaFree(x)), CHECK(cudaFree(y));
-    double peak = gemm_peak();
+        2.0 * n / time_graph(4, [&](int) { OK(cudaMemcpyAsync(y, x, n, cudaMemcpyDeviceToDevice, stream.stream)); });
+    OK(cudaFree(x));
+    OK(cudaFree(y));
+    double peak = cublaslt_tflops(NULL, stream.stream) * 1e12;
     printf("%s: read %.0f GB/s, copy %.0f GB/s (both ways), cuBLASLt bf16 %.0f TFLOPS; scratch %.0f MB\n\n",
            dev.prop.name, read * 1e-9, copy * 1e-9, peak * 1e-12, dev.scratch_bytes * 1e-6);
     char line[256];
