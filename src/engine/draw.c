@@ -646,7 +646,7 @@ static bool can_chain(const di_runner *r, int32_t n) {
         if (r->drafters[k]->masks || r->drafters[k]->has_history)
             return false;
     }
-    return r->executor.draft_follow;
+    return r->executor.draft_follow != NULL;
 }
 
 /* A whole round on the device: each draft is drawn there and feeds the next step of the chain. A draft that fails feeds
