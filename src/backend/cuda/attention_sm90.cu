@@ -240,7 +240,7 @@ __device__ static inline void bring_q(const cu_map &q, int32_t row, uint8_t *sme
     cu_mbar_arrive_expect(&c->q_full, TILE);
 #pragma unroll 1
     for (int p = 0; p < DIM / 64; p++)
-        cu_map_load5(cu_smem(smem + Q_AT) + p * PANEL, q, p * 128, row, &c->q_full);
+        cu_map_load4(cu_smem(smem + Q_AT) + p * PANEL, q, p * 128, row, &c->q_full);
 }
 
 __device__ static inline void score_rows(const attention_job &job, const cu_map &q, const shape &z, uint8_t *smem,
@@ -435,10 +435,10 @@ di_status di_cuda_attention_sm90(di_stream *stream, const di_attention_args *arg
     }
     cu_map q;
     uint64_t row_bytes = (uint64_t)args->q.stride * 2;
-    const uint64_t dims[5] = {DIM * 2, HEADS, 1, 1, (uint64_t)n_rows};
-    const uint64_t strides[4] = {DIM * 2, row_bytes, row_bytes, row_bytes};
-    const uint32_t box[5] = {128, HEADS, 1, 1, 1};
-    if (!cu_map_make(&q, args->q.data, 5, dims, strides, box))
+    const uint64_t dims[4] = {DIM * 2, HEADS, (uint64_t)n_rows, 1};
+    const uint64_t strides[3] = {DIM * 2, row_bytes, row_bytes};
+    const uint32_t box[4] = {128, HEADS, 1, 1};
+    if (!cu_map_make(&q, args->q.data, 4, dims, strides, box))
         return DI_ERR_DEVICE;
     unsigned n_blocks = (unsigned)DI_MIN(n_rows, stream->dev->n_sms);
     if (topk && args->main.format == DI_KV_FP8)
