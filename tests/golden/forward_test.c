@@ -93,6 +93,11 @@ static golden *open_golden(bool faithful, int prompt) {
     return golden_open(di_test_data(name));
 }
 
+/* Greedy texts are compared for every prompt, or every fourth: a sanitizer sees the same code in each, much slower. */
+static int prompt_step(void) {
+    return di_test_is_sanitized() ? 4 : 1;
+}
+
 /* ---- exact numerics ---- */
 
 /* fp32 sums in another order than the oracle's: 1e-4 is the stated end-to-end bound, stages stay well inside. */
@@ -125,7 +130,7 @@ static void exact_greedy_of_all_prompts(void **state) {
     rig r;
     open_tiny(&r, DI_NUMERICS_EXACT, 2, 1);
     r.tap = NULL;
-    for (int p = 0; p < PROMPTS; p++) {
+    for (int p = 0; p < PROMPTS; p += prompt_step()) {
         rig_reset(&r);
         int32_t *t = man.prompt[p];
         int64_t n = man.n[p];
@@ -235,6 +240,8 @@ static void exact_bounded_replay(void **state) {
             golden_tensor next = golden_get(g, name);
             for (int mode = DI_REPLAY_MASK; mode <= DI_REPLAY_COMPACT; mode++) {
                 for (int64_t chunk = 0; chunk <= 100; chunk += 50) { /* 0: one chunk */
+                    if (di_test_is_sanitized() && chunk == 50)
+                        continue;
                     rig_reset(&r);
                     r.replay = (di_replay)mode;
                     int32_t *t = man.prompt[p];
@@ -302,9 +309,10 @@ static void faithful_end_to_end(void **state) {
 static void faithful_greedy(void **state) {
     (void)state;
     rig r;
-    int n_equal = 0;
+    int n_equal = 0, n_all = 0;
     open_tiny(&r, DI_NUMERICS_FAITHFUL, 2, 1);
-    for (int p = 0; p < PROMPTS; p++) {
+    for (int p = 0; p < PROMPTS; p += prompt_step()) {
+        n_all += NEW;
         rig_reset(&r);
         int32_t *t = man.prompt[p];
         int64_t n = man.n[p];
@@ -326,8 +334,9 @@ static void faithful_greedy(void **state) {
                 logits = rig_run(&r, 0, t, n + k, 1, 1, 0);
         }
     }
-    print_message("%d of %d greedy tokens equal before the first near tie\n", n_equal, PROMPTS * NEW);
-    assert_true(n_equal > PROMPTS * NEW / 2);
+    print_message("%d of %d greedy tokens equal before the first near tie\n", n_equal, n_all);
+    if (prompt_step() == 1) /* of few prompts one near tie is much */
+        assert_true(n_equal > n_all / 2);
     rig_close(&r);
 }
 
