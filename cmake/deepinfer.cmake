@@ -11,14 +11,24 @@ if(NOT DEEPINFER_ACCELERATOR MATCHES "^(auto|cpu|nvidia|ascend)$")
     message(FATAL_ERROR "DEEPINFER_ACCELERATOR: found '${DEEPINFER_ACCELERATOR}', expected auto, cpu, nvidia or ascend")
 endif()
 
-# CUDA as a language of the whole tree, where nvcc is. The targets are named by flags (src/backend/cuda).
-if(DEEPINFER_ACCELERATOR MATCHES "^(auto|nvidia)$")
+# CUDA as a language of the whole tree: where it is asked for, and by itself where nvcc and a GPU's driver are (on Linux,
+# or below Windows), so that nobody waits minutes for a module that their machine can't load. The targets are named by
+# flags (src/backend/cuda).
+set(DEEPINFER_CUDA OFF)
+set(DEEPINFER_HAS_GPU FALSE)
+foreach(path /dev/nvidiactl /proc/driver/nvidia/version /dev/dxg)
+    if(EXISTS ${path})
+        set(DEEPINFER_HAS_GPU TRUE)
+    endif()
+endforeach()
+if(DEEPINFER_ACCELERATOR STREQUAL nvidia OR (DEEPINFER_ACCELERATOR STREQUAL auto AND DEEPINFER_HAS_GPU))
     include(CheckLanguage)
     check_language(CUDA)
     if(CMAKE_CUDA_COMPILER)
         set(CMAKE_CUDA_ARCHITECTURES OFF)
         set(CMAKE_CUDA_STANDARD 17)
         enable_language(CUDA)
+        set(DEEPINFER_CUDA ON)
     elseif(DEEPINFER_ACCELERATOR STREQUAL nvidia)
         message(FATAL_ERROR "DEEPINFER_ACCELERATOR=nvidia: nvcc is not found; set CUDACXX or put it on the path")
     endif()

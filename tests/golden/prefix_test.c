@@ -234,7 +234,7 @@ static void assert_same_drafts(fixture *f, const track *a, const track *b) {
 /* ---- the properties ---- */
 
 static int runs(int n) { /* a sanitizer is slow and looks for something else */
-    return di_test_is_sanitized() ? DI_CEIL_DIV(n, 4) : n;
+    return di_test_is_sanitized() ? DI_CEIL_DIV(n, 6) : n;
 }
 
 /* The largest border that a prompt may be continued from. */
