@@ -656,8 +656,11 @@ static di_status run_chain(di_runner *r, int32_t n, di_error *err) {
     di_status st = r->executor.draft_launch(r->executor.self, r->draft_seqs, n, n_drafts, r->kv->states, err);
     if (!st)
         st = di_drawer_begin(r, n * n_drafts, err);
-    for (int32_t at = 0; at < n * n_drafts && !st; at++)
+    for (int32_t at = 0; at < n * n_drafts && !st; at++) {
+        if (at % n == 0)
+            di_sample_pack_part(&r->drawer.pack);
         st = pack_draft(r, at % n, at / n, err);
+    }
     if (!st)
         st = di_drawer_send(r, err);
     for (int32_t i = 0; i < n_drafts && !st; i++) {

@@ -180,6 +180,10 @@ di_status di_sample_pack_add(di_sample_pack *pack, const di_sample_args *a, cons
                              int64_t logits_row, int64_t top_at, di_error *err);
 /* Appends a row of di_logprobs_of. */
 void di_sample_pack_prompt(di_sample_pack *pack, int32_t token, int32_t n_top, int64_t logits_row, int64_t top_at);
+/* Rows from here on are drawn by a call of their own, which numbers its changed rows anew. */
+static inline void di_sample_pack_part(di_sample_pack *pack) {
+    pack->n_changed = 0;
+}
 static inline const di_sample_row *di_sample_pack_rows(const di_sample_pack *pack) {
     return (const di_sample_row *)(const void *)pack->memory;
 }
