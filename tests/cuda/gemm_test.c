@@ -3,7 +3,6 @@
 #include "twin.h"
 
 #ifdef DI_TWIN_EMU
-#include "cuda_emu_api.h"
 enum { IS_SLOW = 1 }; /* the emulated device: a thousandth of the rate */
 #else
 enum { IS_SLOW = 0 };
@@ -357,38 +356,14 @@ static void nan_stays_in_its_row(void **state) {
 
 /* ---- Blackwell's kernel, which is taken when asked for by name --------------------------------------------------- */
 
-static void blackwell_open(twin *t, const char *kernels) {
-    di_limits l = limits();
-#ifdef DI_TWIN_EMU
-    di_emu_set_capability(10);
-#endif
-    twin_open(t, &l, kernels);
-#ifdef DI_TWIN_EMU
-    di_emu_set_capability(9);
-#endif
-}
-static void sm100_open(twin *t) {
-    blackwell_open(t, "sm100");
-}
-
-/* Emulated threads take turns in several orders, and the tensor core is early and late. */
-static void sm100_turn(uint64_t seed, int i) {
-#ifdef DI_TWIN_EMU
-    di_emu_set_schedule(i < 2 ? 0 : seed + (uint64_t)i, i % 2);
-#else
-    (void)seed;
-    (void)i;
-#endif
-}
-enum { SM100_TURNS = IS_SLOW ? 4 : 1 };
-
 /* All widths of the multiply, clusters of 1 to 8 blocks, tiles that are not full, groups of columns. */
 DI_PROPERTY(sm100_is_within_rounding, 2) {
     uint64_t rng = seed;
     const int64_t rows[8] = {1, 16, 17, 31, 64, 65, 128, 150};
     const int64_t blocks[4] = {1, 3, 5, 18};
+    di_limits l = limits();
     twin t;
-    sm100_open(&t);
+    twin_open_sm100(&t, &l);
     for (int i = 0; i < 16; i++) {
         gemm_kind k = {.x = DI_F8_E4M3, .w = DI_F8_E4M3, .out = i & 1 ? DI_F32 : DI_BF16, .has_add = i % 3 == 0};
         k.n_rows = rows[(i + (int)(seed % 8)) % 8];
@@ -397,18 +372,19 @@ DI_PROPERTY(sm100_is_within_rounding, 2) {
         k.n_out = k.n_groups > 1 ? 256 : di_test_random_range(&rng, 1, 300);
         k.x_more = 32 * di_test_random_range(&rng, 0, 1);
         k.out_more = di_test_random_range(&rng, 0, 9);
-        sm100_turn(seed, i % SM100_TURNS);
+        twin_turn(seed, i);
         fast_case(&t, &rng, &k, 3000);
     }
-    sm100_turn(0, 1);
+    twin_turn(0, 1);
     twin_close(&t);
 }
 
 DI_PROPERTY(sm100_rows_have_the_same_bits_in_any_batch, 1) {
     uint64_t rng = seed;
     const int64_t shapes[2][2] = {{300, 384}, {130, 2304}};
+    di_limits l = limits();
     twin t;
-    sm100_open(&t);
+    twin_open_sm100(&t, &l);
     for (int i = 0; i < 2; i++)
         same_bits_case(&t, &rng, DI_F8_E4M3, shapes[i], IS_SLOW ? 200 : 1700);
     twin_close(&t);
@@ -416,8 +392,9 @@ DI_PROPERTY(sm100_rows_have_the_same_bits_in_any_batch, 1) {
 
 DI_PROPERTY(sm100_takes_scales_and_nan, 1) {
     uint64_t rng = seed;
+    di_limits l = limits();
     twin t;
-    sm100_open(&t);
+    twin_open_sm100(&t, &l);
     any_scale_case(&t, &rng, DI_F8_E4M3, 3);
     any_scale_case(&t, &rng, DI_F8_E4M3, 40);
     nan_case(&t, &rng, DI_F8_E4M3, 0x7F);
@@ -430,11 +407,12 @@ static void sm100_is_not_the_default(void **state) {
     (void)state;
     const char *const kernels[3] = {"auto", "portable", "sm100"}, *const want[3] = {"portable", "portable",
                                                                                     "portable sm100"};
+    di_limits l = limits();
     for (int i = 0; i < 3; i++) {
         di_device_info info;
         di_error err = {0};
         twin t;
-        blackwell_open(&t, kernels[i]);
+        assert_true(twin_try_open_blackwell(&t, &l, kernels[i], &err));
         di_test_ok(t.gpu.device->info(t.dev, &info, &err), &err);
         assert_string_equal(info.levels, want[i]);
         twin_close(&t);
