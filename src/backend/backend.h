@@ -47,8 +47,8 @@ typedef struct di_device_config {
     bool is_order_free;  /* a row's sums may depend on how many rows go with it, where that is faster; else a row gives
                           * the same bits in any batch */
     int device_index;    /* which of the machine's accelerators */
-    const char *kernels; /* level of an accelerator's kernels: "portable", "sm90", "sm100"; NULL and "auto" = the best.
-                          * One that the device can't run is DI_ERR_DEVICE. */
+    const char *kernels; /* level of an accelerator's kernels: "portable", "sm90", "sm100"; NULL and "auto" = the best
+                          * that was proven on a chip. One that the device can't run is DI_ERR_DEVICE. */
     const char *isa; /* level of the host's kernels by name; NULL and "auto" = the best. One that this machine lacks is
                       * DI_ERR_DEVICE. */
 } di_device_config;

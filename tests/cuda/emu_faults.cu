@@ -1,5 +1,5 @@
 /* Kernels with one mistake each: the emulation must name it. Never built for a GPU. */
-#include "backend/cuda/sm90.cuh"
+#include "backend/cuda/sm100.cuh"
 
 #ifdef DI_EMU
 
@@ -77,6 +77,61 @@ __global__ void warps_differ(faults) {
     cu_wgmma_commit();
     cu_wgmma_wait<0>();
 }
+/* With 64 columns of tensor memory, at 448 here, and a block's 20 KiB of shared memory: a multiply of 16 rows. */
+struct tensor_fault {
+    uint8_t *smem;
+    uint32_t *at;
+    uint64_t *bar;
+
+    __device__ explicit tensor_fault(uint8_t *shared)
+        : smem(shared), at((uint32_t *)(shared + 20480)), bar((uint64_t *)(shared + 20488)) {
+        cu_tmem_take(at, 64);
+        if (threadIdx.x == 0)
+            cu_mbar_init(bar, 1);
+        __syncthreads();
+    }
+    __device__ void multiply(uint64_t a_bits, uint32_t kind_bits, uint32_t d) const {
+        uint64_t a = cu_tc_desc_k128(cu_smem(smem)) ^ a_bits, b = cu_tc_desc_k128(cu_smem(smem) + 16384);
+        cu_tc_multiply(*at + d, a, b, cu_tc_kind(CU_TC_E4M3, CU_TC_E4M3, 16) ^ kind_bits, *at + 16, *at + 20, false);
+    }
+    __device__ void end() const {
+        if (threadIdx.x == 0)
+            cu_tc_commit(bar);
+        cu_mbar_wait(bar, 0);
+        cu_tmem_give(*at, 64);
+    }
+};
+template <uint64_t A_BITS, uint32_t KIND_BITS, uint32_t D> __global__ void tensor_bits_wrong(faults) {
+    DI_DYN_SHARED(uint8_t, smem);
+    tensor_fault t(smem);
+    if (threadIdx.x == 0)
+        t.multiply(A_BITS, KIND_BITS, D);
+    t.end();
+}
+constexpr auto tensor_version = tensor_bits_wrong<(uint64_t)1 << 46, 0, 0>;
+constexpr auto tensor_start = tensor_bits_wrong<8, 0, 0>;
+constexpr auto tensor_scale_type = tensor_bits_wrong<0, 1u << 23, 0>;
+constexpr auto tensor_columns = tensor_bits_wrong<0, 0, 56>;
+__global__ void tensor_kept(faults) {
+    DI_DYN_SHARED(uint8_t, smem);
+    tensor_fault t(smem);
+}
+__global__ void tensor_of_two(faults) {
+    DI_DYN_SHARED(uint8_t, smem);
+    tensor_fault t(smem);
+    if (threadIdx.x == 1)
+        t.multiply(0, 0, 0);
+    __syncthreads();
+    t.end();
+}
+__global__ void tensor_quarter(faults f) {
+    DI_DYN_SHARED(uint8_t, smem);
+    tensor_fault t(smem);
+    float v[16];
+    cu_tmem_load16(v, *t.at + cu_tmem_lane(32));
+    f.out[0] = v[0];
+    t.end();
+}
 __global__ void misaligned(faults f) {
     DI_DYN_SHARED(uint8_t, smem);
     cu_cp16(cu_smem(smem + 8), f.in);
@@ -125,11 +180,14 @@ const struct {
 } list[] = {
 #define ROW(name, threads, smem)                                                                                       \
     { #name, name, threads, smem }
-    ROW(half_at_barrier, 64, 0),   ROW(lanes_apart, 32, 0),       ROW(not_in_mask, 32, 0),
-    ROW(past_the_end, 26, 100),    ROW(no_barrier_there, 32, 0),  ROW(too_many_arrivals, 32, 0),
-    ROW(bytes_never_come, 64, 0),  ROW(store_not_awaited, 32, 0), ROW(multiply_not_awaited, 128, 16384),
-    ROW(warps_differ, 128, 16384), ROW(misaligned, 32, 1024),     ROW(look_for_ever, 32, 0),
-    ROW(never_written, 32, 128),   ROW(read_too_early, 32, 0),    ROW(order_of_threads, 32, 0),
+    ROW(half_at_barrier, 64, 0),    ROW(lanes_apart, 32, 0),       ROW(not_in_mask, 32, 0),
+    ROW(past_the_end, 26, 100),     ROW(no_barrier_there, 32, 0),  ROW(too_many_arrivals, 32, 0),
+    ROW(bytes_never_come, 64, 0),   ROW(store_not_awaited, 32, 0), ROW(multiply_not_awaited, 128, 16384),
+    ROW(warps_differ, 128, 16384),  ROW(misaligned, 32, 1024),     ROW(look_for_ever, 32, 0),
+    ROW(tensor_version, 32, 20496), ROW(tensor_start, 32, 20496),  ROW(tensor_scale_type, 32, 20496),
+    ROW(tensor_columns, 32, 20496), ROW(tensor_kept, 32, 20496),   ROW(tensor_of_two, 32, 20496),
+    ROW(tensor_quarter, 32, 20496), ROW(never_written, 32, 128),   ROW(read_too_early, 32, 0),
+    ROW(order_of_threads, 32, 0),
 #undef ROW
 };
 

@@ -36,6 +36,13 @@ static void mistakes_are_named(void **state) {
     fault_is("store_not_awaited", "bulk stores are under way");
     fault_is("multiply_not_awaited", "multiplies are under way");
     fault_is("warps_differ", "different multiplies");
+    fault_is("tensor_version", "fixed bits are wrong");
+    fault_is("tensor_start", "inside an atom");
+    fault_is("tensor_scale_type", "scales are not UE8M0");
+    fault_is("tensor_columns", "the block has columns 448 to 512");
+    fault_is("tensor_kept", "has not given back");
+    fault_is("tensor_of_two", "of two threads (0 and 1)");
+    fault_is("tensor_quarter", "expected lanes from 0 on");
     fault_is("misaligned", "misaligned");
     fault_is("look_for_ever", "nothing happens");
 }

@@ -260,65 +260,87 @@ DI_PROPERTY(fast_is_within_rounding_at_released_sizes, 1) {
 }
 
 /* Rows 0.. of a product among ever more rows. */
+static void same_bits_case(twin *t, uint64_t *rng, di_dtype w, const int64_t *shape, int64_t n_rows) {
+    const int64_t rows[14] = {1, 2, 8, 9, 17, 33, 64, 65, 128, 200, 300, 500, 1100, 1700};
+    gemm_kind k = {w == DI_BF16 ? DI_BF16 : DI_F8_E4M3, w, DI_F32, n_rows, shape[0], shape[1], 1, false, 0, 0};
+    gemm_case c;
+    case_make(&c, t, rng, &k);
+    size_t n_bytes = twin_act_bytes(&c.a.out);
+    uint8_t *first = ops_rig_alloc(n_bytes), *got = ops_rig_alloc(n_bytes);
+    for (int r = 0; r < 14 && rows[r] <= k.n_rows; r++) {
+        c.d.x.n_rows = c.d.out.n_rows = rows[r];
+        assert_int_equal(t->gpu.ops->gemm(t->stream, &c.d), DI_OK);
+        size_t n_now = (size_t)(rows[r] * k.n_out) * 4;
+        twin_back(t, got, c.d.out.data, n_now);
+        if (r) /* as many as the batch before had */
+            twin_same(got, first, (size_t)(rows[r - 1] * k.n_out) * 4, "rows of a larger batch");
+        memcpy(first, got, n_now);
+    }
+    free(first);
+    free(got);
+    case_drop(&c, t);
+}
+
 DI_PROPERTY(a_row_has_the_same_bits_in_any_batch, 1) {
     uint64_t rng = seed;
-    const int64_t rows[14] = {1, 2, 8, 9, 17, 33, 64, 65, 128, 200, 300, 500, 1100, 1700};
     const int64_t shapes[5][2] = {{512, 5120}, {2304, 1280}, {17024, 256}, {300, 384}, {1280, 640}};
     di_limits l = limits();
     twin t;
     twin_open(&t, &l, "auto");
-    for (int i = 0; i < (IS_SLOW ? 3 : 15); i++) {
-        di_dtype w = fast_weights[i % 3];
-        const int64_t *shape = shapes[IS_SLOW ? 3 : i / 3];
-        gemm_kind k = {
-            w == DI_BF16 ? DI_BF16 : DI_F8_E4M3, w, DI_F32, IS_SLOW ? 300 : 1700, shape[0], shape[1], 1, false, 0, 0};
-        gemm_case c;
-        case_make(&c, &t, &rng, &k);
-        size_t n_bytes = twin_act_bytes(&c.a.out);
-        uint8_t *first = ops_rig_alloc(n_bytes), *got = ops_rig_alloc(n_bytes);
-        for (int r = 0; r < 14 && rows[r] <= k.n_rows; r++) {
-            c.d.x.n_rows = c.d.out.n_rows = rows[r];
-            assert_int_equal(t.gpu.ops->gemm(t.stream, &c.d), DI_OK);
-            size_t n_now = (size_t)(rows[r] * k.n_out) * 4;
-            twin_back(&t, got, c.d.out.data, n_now);
-            if (r) /* as many as the batch before had */
-                twin_same(got, first, (size_t)(rows[r - 1] * k.n_out) * 4, "rows of a larger batch");
-            memcpy(first, got, n_now);
-        }
-        free(first);
-        free(got);
-        case_drop(&c, &t);
-    }
+    for (int i = 0; i < (IS_SLOW ? 3 : 15); i++)
+        same_bits_case(&t, &rng, fast_weights[i % 3], shapes[IS_SLOW ? 3 : i / 3], IS_SLOW ? 300 : 1700);
     twin_close(&t);
 }
 
 /* Scales of any size: weights' factors beyond bf16's range are taken in two steps. x is scaled down so that products
  * are floats. */
+static void any_scale_case(twin *t, uint64_t *rng, di_dtype w, int64_t n_rows) {
+    gemm_kind k = {DI_F8_E4M3, w, DI_F32, n_rows, 128, 256, 1, false, 0, 0};
+    gemm_case c;
+    case_make(&c, t, rng, &k);
+    uint8_t *scale = (uint8_t *)c.w.scale;
+    size_t n_scales = c.w.dtype == DI_F8_E4M3 ? 4 * 8 : 128 * 8;
+    for (size_t s = 0; s < n_scales; s++)
+        scale[s] = (uint8_t)di_test_random_range(rng, 20, 235);
+    twin_drop(t);
+    c.dev_w = twin_mat_in(t, &c.w);
+    c.d.x = twin_act_in(t, &c.a.x);
+    c.d.out = twin_act_out(t, &c.a.out);
+    assert_int_equal(t->gpu.ops->gemm(t->stream, &c.d), DI_OK);
+    case_check(t, rng, &c, 0);
+    case_drop(&c, t);
+}
+
 DI_PROPERTY(any_scale_of_weights_is_right, 1) {
     uint64_t rng = seed;
     di_limits l = limits();
     twin t;
     twin_open(&t, &l, "auto");
-    for (int i = 0; i < 4; i++) {
-        gemm_kind k = {DI_F8_E4M3, fast_weights[i % 2], DI_F32, i < 2 ? 3 : 40, 128, 256, 1, false, 0, 0};
-        gemm_case c;
-        case_make(&c, &t, &rng, &k);
-        uint8_t *scale = (uint8_t *)c.w.scale;
-        size_t n_scales = c.w.dtype == DI_F8_E4M3 ? 4 * 8 : 128 * 8;
-        for (size_t s = 0; s < n_scales; s++)
-            scale[s] = (uint8_t)di_test_random_range(&rng, 20, 235);
-        twin_drop(&t);
-        c.dev_w = twin_mat_in(&t, &c.w);
-        c.d.x = twin_act_in(&t, &c.a.x);
-        c.d.out = twin_act_out(&t, &c.a.out);
-        assert_int_equal(t.gpu.ops->gemm(t.stream, &c.d), DI_OK);
-        case_check(&t, &rng, &c, 0);
-        case_drop(&c, &t);
-    }
+    for (int i = 0; i < 4; i++)
+        any_scale_case(&t, &rng, fast_weights[i % 2], i < 2 ? 3 : 40);
     twin_close(&t);
 }
 
 /* A NaN of the activations stays one, in its row alone. */
+static void nan_case(twin *t, uint64_t *rng, di_dtype w, uint8_t code) {
+    gemm_kind k = {w == DI_BF16 ? DI_BF16 : DI_F8_E4M3, w, DI_F32, 5, 128, 256, 1, false, 0, 0};
+    gemm_case c;
+    case_make(&c, t, rng, &k);
+    if (w == DI_BF16)
+        ((uint16_t *)c.a.x.data)[3 * 256 + 77] = 0x7FC0;
+    else
+        ((uint8_t *)c.a.x.data)[3 * 256 + 77] = code;
+    c.d.x = twin_act_in(t, &c.a.x);
+    assert_int_equal(t->gpu.ops->gemm(t->stream, &c.d), DI_OK);
+    double *got = twin_act_values(t, &c.d.out);
+    for (int r = 0; r < 5; r++) {
+        for (int o = 0; o < 128; o++)
+            assert_int_equal(isnan(got[r * 128 + o]) != 0, r == 3);
+    }
+    free(got);
+    case_drop(&c, t);
+}
+
 static void nan_stays_in_its_row(void **state) {
     (void)state;
     uint64_t rng = 3;
@@ -327,26 +349,76 @@ static void nan_stays_in_its_row(void **state) {
     for (int i = 0; i < 6; i++) {
         twin t;
         twin_open(&t, &l, kernels[i / 3]);
-        di_dtype w = fast_weights[i % 3];
-        gemm_kind k = {w == DI_BF16 ? DI_BF16 : DI_F8_E4M3, w, DI_F32, 5, 128, 256, 1, false, 0, 0};
-        gemm_case c;
-        case_make(&c, &t, &rng, &k);
-        if (w == DI_BF16)
-            ((uint16_t *)c.a.x.data)[3 * 256 + 77] = 0x7FC0;
-        else
-            ((uint8_t *)c.a.x.data)[3 * 256 + 77] = i & 1 ? 0xFF : 0x7F;
-        c.d.x = twin_act_in(&t, &c.a.x);
-        assert_int_equal(t.gpu.ops->gemm(t.stream, &c.d), DI_OK);
-        double *got = twin_act_values(&t, &c.d.out);
-        for (int r = 0; r < 5; r++) {
-            for (int o = 0; o < 128; o++)
-                assert_int_equal(isnan(got[r * 128 + o]) != 0, r == 3);
-        }
-        free(got);
-        case_drop(&c, &t);
+        nan_case(&t, &rng, fast_weights[i % 3], i & 1 ? 0xFF : 0x7F);
         twin_close(&t);
     }
 }
+
+/* ---- Blackwell's kernel, which is taken when asked for by name --------------------------------------------------- */
+
+/* All widths of the multiply, clusters of 1 to 8 blocks, tiles that are not full, groups of columns. */
+DI_PROPERTY(sm100_is_within_rounding, 2) {
+    uint64_t rng = seed;
+    const int64_t rows[8] = {1, 16, 17, 31, 64, 65, 128, 150};
+    const int64_t blocks[4] = {1, 3, 5, 18};
+    di_limits l = limits();
+    twin t;
+    twin_open_sm100(&t, &l);
+    for (int i = 0; i < 16; i++) {
+        gemm_kind k = {.x = DI_F8_E4M3, .w = DI_F8_E4M3, .out = i & 1 ? DI_F32 : DI_BF16, .has_add = i % 3 == 0};
+        k.n_rows = rows[(i + (int)(seed % 8)) % 8];
+        k.n_in = 128 * blocks[i / 2 % 4];
+        k.n_groups = i % 4 == 1 ? 2 : 1;
+        k.n_out = k.n_groups > 1 ? 256 : di_test_random_range(&rng, 1, 300);
+        k.x_more = 32 * di_test_random_range(&rng, 0, 1);
+        k.out_more = di_test_random_range(&rng, 0, 9);
+        twin_turn(seed, i);
+        fast_case(&t, &rng, &k, 3000);
+    }
+    twin_turn(0, 1);
+    twin_close(&t);
+}
+
+DI_PROPERTY(sm100_rows_have_the_same_bits_in_any_batch, 1) {
+    uint64_t rng = seed;
+    const int64_t shapes[2][2] = {{300, 384}, {130, 2304}};
+    di_limits l = limits();
+    twin t;
+    twin_open_sm100(&t, &l);
+    for (int i = 0; i < 2; i++)
+        same_bits_case(&t, &rng, DI_F8_E4M3, shapes[i], IS_SLOW ? 200 : 1700);
+    twin_close(&t);
+}
+
+DI_PROPERTY(sm100_takes_scales_and_nan, 1) {
+    uint64_t rng = seed;
+    di_limits l = limits();
+    twin t;
+    twin_open_sm100(&t, &l);
+    any_scale_case(&t, &rng, DI_F8_E4M3, 3);
+    any_scale_case(&t, &rng, DI_F8_E4M3, 40);
+    nan_case(&t, &rng, DI_F8_E4M3, 0x7F);
+    nan_case(&t, &rng, DI_F8_E4M3, 0xFF);
+    twin_close(&t);
+}
+
+#ifdef DI_TWIN_EMU
+static void sm100_is_not_the_default(void **state) {
+    (void)state;
+    const char *const kernels[3] = {"auto", "portable", "sm100"}, *const want[3] = {"portable", "portable",
+                                                                                    "portable sm100"};
+    di_limits l = limits();
+    for (int i = 0; i < 3; i++) {
+        di_device_info info;
+        di_error err = {0};
+        twin t;
+        assert_true(twin_try_open_blackwell(&t, &l, kernels[i], &err));
+        di_test_ok(t.gpu.device->info(t.dev, &info, &err), &err);
+        assert_string_equal(info.levels, want[i]);
+        twin_close(&t);
+    }
+}
+#endif
 
 static void wrong_shapes_are_refused(void **state) {
     (void)state;
@@ -382,9 +454,16 @@ static void wrong_shapes_are_refused(void **state) {
     twin_close(&t);
 }
 
-DI_TEST_GROUP(cuda_gemm, cmocka_unit_test(portable_has_the_reference_bits),
+#ifdef DI_TWIN_EMU
+#define EMULATED_TESTS cmocka_unit_test(sm100_is_not_the_default),
+#else
+#define EMULATED_TESTS
+#endif
+DI_TEST_GROUP(cuda_gemm, EMULATED_TESTS cmocka_unit_test(portable_has_the_reference_bits),
               cmocka_unit_test(portable_has_the_reference_bits_at_released_sizes),
               cmocka_unit_test(fast_is_within_rounding), cmocka_unit_test(order_free_is_within_rounding),
               cmocka_unit_test(fast_is_within_rounding_at_released_sizes),
               cmocka_unit_test(a_row_has_the_same_bits_in_any_batch), cmocka_unit_test(any_scale_of_weights_is_right),
-              cmocka_unit_test(nan_stays_in_its_row), cmocka_unit_test(wrong_shapes_are_refused));
+              cmocka_unit_test(nan_stays_in_its_row), cmocka_unit_test(sm100_is_within_rounding),
+              cmocka_unit_test(sm100_rows_have_the_same_bits_in_any_batch),
+              cmocka_unit_test(sm100_takes_scales_and_nan), cmocka_unit_test(wrong_shapes_are_refused));

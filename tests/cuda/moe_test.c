@@ -271,43 +271,43 @@ static void check_fast(twin *t, uint64_t *rng, moe_case c, di_dtype expert, di_d
     end_case(t, &c);
 }
 
+static void check_fast_cases(twin *t, uint64_t *rng) {
+#ifndef DI_TWIN_EMU
+    check_fast(t, rng, (moe_case){.n = 2, .h = 5120, .inner = 2304, .k = 6, .n_experts = 8, .has_shared = true},
+               DI_F4_E2M1, DI_F8_E4M3, 1.0);
+#endif
+    /* few rows: one and several tiles of an expert, experts without rows, without shared, both formats for both */
+    check_fast(t, rng, (moe_case){.n = 1, .h = 512, .inner = 256, .k = 6, .n_experts = 40, .has_shared = true},
+               DI_F4_E2M1, DI_F8_E4M3, 1.0);
+    check_fast(t, rng, (moe_case){.n = 33, .h = 256, .inner = 512, .k = 3, .n_experts = 20, .has_shared = true},
+               DI_F4_E2M1, DI_F8_E4M3, 2.5);
+    check_fast(t, rng, (moe_case){.n = 20, .h = 256, .inner = 256, .k = 2, .n_experts = 9, .has_shared = false},
+               DI_F8_E4M3, DI_F4_E2M1, 1.5);
+    check_fast(t, rng, (moe_case){.n = 17, .h = 768, .inner = 256, .k = 2, .n_experts = 9, .has_shared = true},
+               DI_F4_E2M1, DI_F4_E2M1, 1.5);
+    /* many rows: wide tiles, full ones and such as aren't half full */
+    check_fast(t, rng, (moe_case){.n = 70, .h = 256, .inner = 256, .k = 2, .n_experts = 9, .has_shared = true},
+               DI_F4_E2M1, DI_F8_E4M3, 1.5);
+    check_fast(t, rng, (moe_case){.n = 300, .h = 512, .inner = 256, .k = 2, .n_experts = 7, .has_shared = true},
+               DI_F4_E2M1, DI_F8_E4M3, 2.0);
+    check_fast(t, rng, (moe_case){.n = 300, .h = 256, .inner = 512, .k = 3, .n_experts = 3, .has_shared = true},
+               DI_F8_E4M3, DI_F8_E4M3, 1.0);
+    check_fast(t, rng, (moe_case){.n = 650, .h = 256, .inner = 256, .k = 1, .n_experts = 2, .has_shared = false},
+               DI_F4_E2M1, DI_F8_E4M3, 1.3);
+}
+
 DI_PROPERTY(fast_moe_is_close, 1) {
     uint64_t rng = seed;
     di_limits limits = limits_of(700, 5120, 2304, 40, 6);
     twin t;
     twin_open(&t, &limits, "sm90");
-#ifndef DI_TWIN_EMU
-    check_fast(&t, &rng, (moe_case){.n = 2, .h = 5120, .inner = 2304, .k = 6, .n_experts = 8, .has_shared = true},
-               DI_F4_E2M1, DI_F8_E4M3, 1.0);
-#endif
-    /* few rows: one and several tiles of an expert, experts without rows, without shared, both formats for both */
-    check_fast(&t, &rng, (moe_case){.n = 1, .h = 512, .inner = 256, .k = 6, .n_experts = 40, .has_shared = true},
-               DI_F4_E2M1, DI_F8_E4M3, 1.0);
-    check_fast(&t, &rng, (moe_case){.n = 33, .h = 256, .inner = 512, .k = 3, .n_experts = 20, .has_shared = true},
-               DI_F4_E2M1, DI_F8_E4M3, 2.5);
-    check_fast(&t, &rng, (moe_case){.n = 20, .h = 256, .inner = 256, .k = 2, .n_experts = 9, .has_shared = false},
-               DI_F8_E4M3, DI_F4_E2M1, 1.5);
-    check_fast(&t, &rng, (moe_case){.n = 17, .h = 768, .inner = 256, .k = 2, .n_experts = 9, .has_shared = true},
-               DI_F4_E2M1, DI_F4_E2M1, 1.5);
-    /* many rows: wide tiles, full ones and such as aren't half full */
-    check_fast(&t, &rng, (moe_case){.n = 70, .h = 256, .inner = 256, .k = 2, .n_experts = 9, .has_shared = true},
-               DI_F4_E2M1, DI_F8_E4M3, 1.5);
-    check_fast(&t, &rng, (moe_case){.n = 300, .h = 512, .inner = 256, .k = 2, .n_experts = 7, .has_shared = true},
-               DI_F4_E2M1, DI_F8_E4M3, 2.0);
-    check_fast(&t, &rng, (moe_case){.n = 300, .h = 256, .inner = 512, .k = 3, .n_experts = 3, .has_shared = true},
-               DI_F8_E4M3, DI_F8_E4M3, 1.0);
-    check_fast(&t, &rng, (moe_case){.n = 650, .h = 256, .inner = 256, .k = 1, .n_experts = 2, .has_shared = false},
-               DI_F4_E2M1, DI_F8_E4M3, 1.3);
+    check_fast_cases(&t, &rng);
     twin_close(&t);
 }
 
 /* A row's bits don't depend on its batch: rows of a large batch, which takes one form, alone and a few together, which
  * take another. */
-DI_PROPERTY(fast_moe_rows_stand_alone, 1) {
-    uint64_t rng = seed;
-    di_limits limits = limits_of(700, 512, 512, 40, 6);
-    twin t;
-    twin_open(&t, &limits, "sm90");
+static void check_rows_apart(twin *t, uint64_t *rng) {
     for (int i = 0; i < 3; i++) {
         moe_case c = {.n = i ? 90 * i + 230 : 120,
                       .h = 512,
@@ -315,28 +315,63 @@ DI_PROPERTY(fast_moe_rows_stand_alone, 1) {
                       .k = i == 2 ? 3 : 2,
                       .n_experts = i == 2 ? 3 : 8,
                       .has_shared = i != 1};
-        make_case(&t, &c, &rng, DI_F8_E4M3, i == 1 ? DI_F8_E4M3 : DI_F4_E2M1, DI_F8_E4M3, 1.5);
-        assert_int_equal(t.gpu.ops->moe(t.stream, &c.d), DI_OK);
+        make_case(t, &c, rng, DI_F8_E4M3, i == 1 ? DI_F8_E4M3 : DI_F4_E2M1, DI_F8_E4M3, 1.5);
+        assert_int_equal(t->gpu.ops->moe(t->stream, &c.d), DI_OK);
         size_t row_bytes = (size_t)c.h * 2, bytes = (size_t)c.n * row_bytes;
         uint8_t *all = ops_rig_alloc(bytes), *some = ops_rig_alloc(bytes);
-        twin_back(&t, all, c.d.out.data, bytes);
+        twin_back(t, all, c.d.out.data, bytes);
         for (int64_t n = 1; n <= 100; n = n * 3 + 1) { /* 1, 4, 13, 40 */
-            int64_t row0 = di_test_random_range(&rng, 0, c.n - n);
+            int64_t row0 = di_test_random_range(rng, 0, c.n - n);
             di_moe_args d = c.d;
             d.x.n_rows = d.out.n_rows = n;
             d.x.data = (uint8_t *)d.x.data + row0 * c.h;
             d.x.scale += row0 * (c.h / 32);
             d.idx += row0 * c.k;
             d.weight += row0 * c.k;
-            d.out.data = twin_out(&t, (size_t)n * row_bytes);
-            assert_int_equal(t.gpu.ops->moe(t.stream, &d), DI_OK);
-            twin_back(&t, some, d.out.data, (size_t)n * row_bytes);
+            d.out.data = twin_out(t, (size_t)n * row_bytes);
+            assert_int_equal(t->gpu.ops->moe(t->stream, &d), DI_OK);
+            twin_back(t, some, d.out.data, (size_t)n * row_bytes);
             twin_same(some, all + (size_t)row0 * row_bytes, (size_t)n * row_bytes, "rows of a batch, apart");
         }
         free(all);
         free(some);
-        end_case(&t, &c);
+        end_case(t, &c);
     }
+}
+
+DI_PROPERTY(fast_moe_rows_stand_alone, 1) {
+    uint64_t rng = seed;
+    di_limits limits = limits_of(700, 512, 512, 40, 6);
+    twin t;
+    twin_open(&t, &limits, "sm90");
+    check_rows_apart(&t, &rng);
+    twin_close(&t);
+}
+
+/* Blackwell's kernels, which are taken when asked for by name. */
+DI_PROPERTY(sm100_moe_is_close, 1) {
+    uint64_t rng = seed;
+    di_limits limits = limits_of(700, 5120, 2304, 40, 6);
+    twin t;
+    twin_open_sm100(&t, &limits);
+    check_fast_cases(&t, &rng);
+    for (int i = 0; i < 4; i++) { /* tiles of 16, 32, 64 and 128 */
+        const int64_t rows[4] = {9, 30, 60, 140};
+        twin_turn(seed, i);
+        check_fast(&t, &rng,
+                   (moe_case){.n = rows[i], .h = 384, .inner = 384, .k = 1, .n_experts = 2, .has_shared = true},
+                   DI_F4_E2M1, DI_F8_E4M3, 1.3);
+    }
+    twin_turn(0, 1);
+    twin_close(&t);
+}
+
+DI_PROPERTY(sm100_moe_rows_stand_alone, 1) {
+    uint64_t rng = seed;
+    di_limits limits = limits_of(700, 512, 512, 40, 6);
+    twin t;
+    twin_open_sm100(&t, &limits);
+    check_rows_apart(&t, &rng);
     twin_close(&t);
 }
 
@@ -373,4 +408,5 @@ static void moe_refuses(void **state) {
 
 DI_TEST_GROUP(cuda_moe, cmocka_unit_test(route_has_the_references_bits),
               cmocka_unit_test(portable_moe_has_the_references_bits), cmocka_unit_test(fast_moe_is_close),
-              cmocka_unit_test(fast_moe_rows_stand_alone), cmocka_unit_test(moe_refuses));
+              cmocka_unit_test(fast_moe_rows_stand_alone), cmocka_unit_test(sm100_moe_is_close),
+              cmocka_unit_test(sm100_moe_rows_stand_alone), cmocka_unit_test(moe_refuses));

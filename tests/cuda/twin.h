@@ -23,6 +23,7 @@ typedef struct twin {
 } twin;
 
 #ifdef DI_TWIN_EMU
+#include "cuda_emu_api.h"
 extern di_backend di_emu_backend(void); /* the emulation's tables */
 static inline bool twin_find(di_backend *out, di_error *err) {
     (void)err;
@@ -60,6 +61,35 @@ static inline bool twin_try_open(twin *t, const di_limits *limits, const char *k
         if (!twin_try_open((t), (limits), (kernels), false, &twin_err))                                                \
             di_test_skip("%s", twin_err.message);                                                                      \
     } while (0)
+
+/* Opens a device of compute capability 10.0; emulated, the device is one for this while. */
+static inline bool twin_try_open_blackwell(twin *t, const di_limits *limits, const char *kernels, di_error *err) {
+#ifdef DI_TWIN_EMU
+    di_emu_set_capability(10);
+    bool has = twin_try_open(t, limits, kernels, false, err);
+    di_emu_set_capability(9);
+    return has;
+#else
+    return twin_try_open(t, limits, kernels, false, err);
+#endif
+}
+/* With Blackwell's kernels, or the test is skipped. */
+#define twin_open_sm100(t, limits)                                                                                     \
+    do {                                                                                                               \
+        di_error twin_err = {0};                                                                                       \
+        if (!twin_try_open_blackwell((t), (limits), "sm100", &twin_err))                                               \
+            di_test_skip("%s", twin_err.message);                                                                      \
+    } while (0)
+/* Turn i of several: emulated threads take turns in another order, copies and tensor cores are late or early. Turn 1 is
+ * the usual one. */
+static inline void twin_turn(uint64_t seed, int i) {
+#ifdef DI_TWIN_EMU
+    di_emu_set_schedule(i % 4 < 2 ? 0 : seed + (uint64_t)i, i % 2);
+#else
+    (void)seed;
+    (void)i;
+#endif
+}
 
 /* Frees the mirrored memory of a case. */
 static inline void twin_drop(twin *t) {

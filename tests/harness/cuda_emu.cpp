@@ -23,7 +23,8 @@
 #include <string>
 #include <vector>
 
-#include "backend/cuda/sm90.cuh"
+#include "backend/cuda/sm100.cuh"
+#include "cuda_emu_tensor.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -253,13 +254,14 @@ struct warpgroup {
     std::vector<fiber *> waiting;
 };
 
-struct bulk { /* a load by the copy engine, or an arrival that follows a thread's copies */
+struct bulk { /* a load by the copy engine, an arrival that follows a thread's copies, or a step of the tensor core */
     block *b;
     uint32_t smem;
     const uint8_t *src;
     uint32_t n_bytes, bar;
     uint32_t blocks; /* mask of ranks; 0: its own */
     std::vector<copy> copies;
+    bool is_tensor = false; /* the block's next one, whichever it is */
 };
 
 struct block {
@@ -274,7 +276,10 @@ struct block {
     named_barrier barriers[NAMED_BARRIERS];
     std::deque<mbar> mbars;
     warpgroup groups[THREADS_MAX / 128];
-    std::vector<uint8_t> aside; /* its shared variables while another block of the cluster runs */
+    tensor_memory tmem;
+    std::deque<tensor_operation> tensor;
+    fiber *tensor_issuer = NULL; /* of what is not committed yet */
+    std::vector<uint8_t> aside;  /* its shared variables while another block of the cluster runs */
 };
 
 struct job {
@@ -441,6 +446,10 @@ void block_init(block *b, uint32_t rank, dim3 index) {
     memset(b->dynamic + s.smem, CANARY, round_up(s.smem, 1024) - s.smem);
     b->ready.clear();
     b->mbars.clear();
+    b->tensor.clear();
+    b->tensor_issuer = NULL;
+    b->tmem.n = 0;
+    b->tmem.is_done = false;
     for (auto &m : b->meetings)
         m.clear();
     for (auto &bar : b->barriers) {
@@ -593,7 +602,10 @@ void run_cluster(uint64_t number) {
             return;
     }
     if (!me->put_off.empty())
-        fail_after("a block ends while bulk loads into it are under way");
+        fail_after("a block ends while bulk loads into it, or its tensor core's work, are under way");
+    for (int k = 0; k < me->n_blocks; k++)
+        if (me->blocks[k].tmem.n)
+            fail_after("a block ends with tensor memory that it has not given back");
     for (int k = 0; k < me->n_blocks; k++)
         for (size_t i = me->blocks[k].smem; i < round_up(me->blocks[k].smem, 1024); i++)
             if (me->blocks[k].dynamic[i] != CANARY) {
@@ -1030,9 +1042,15 @@ void run_copies(std::vector<copy> *list, uint32_t before_group) {
     list->resize(keep);
 }
 
+void run_tensor(block *b);
+
 void run_bulk(size_t i) {
     bulk k = std::move(me->put_off[i]);
     me->put_off.erase(me->put_off.begin() + (ptrdiff_t)i);
+    if (k.is_tensor) {
+        run_tensor(k.b);
+        return;
+    }
     for (const copy &c : k.copies)
         run_copy(&c);
     if (!k.src) {
@@ -1490,4 +1508,151 @@ uint32_t di_emu_movmatrix(uint32_t v) {
     di_emu_lane_word lane = {v, 0, di_emu_now->lane, 0, 32};
     di_emu_meet("movmatrix", 0xFFFFFFFFu, &lane, movmatrix_all);
     return (uint32_t)lane.out;
+}
+
+/* ---- tensor memory, and the tensor cores that work on it -----------------------------------------------------------
+ * What one thread issues is done in order, but scales may overtake multiplies: that order is not promised. A kernel
+ * sees only by a commit that it is done. */
+
+namespace {
+
+const uint8_t *tensor_shared_at(void *b, uint32_t address) {
+    return pointer_in((block *)b, address, 16);
+}
+void tensor_check(const tensor_operand &o, uint32_t n_rows, uint32_t n_chunks) {
+    for (uint32_t r = 0; r < n_rows; r++)
+        for (uint32_t c = 0; c < n_chunks; c++)
+            (void)pointer_in(me->now->b, o.address(r, c), 16);
+}
+
+void run_tensor(block *b) {
+    auto next = b->tensor.begin();
+    if (me->j->how.seed && next_random() % 2) {
+        auto scales = std::find_if(next, b->tensor.end(), [](const auto &op) { return op.step == TENSOR_SCALES; });
+        next = scales == b->tensor.end() ? next : scales;
+    }
+    tensor_operation op = *next;
+    b->tensor.erase(next);
+    if (op.step == TENSOR_COMMIT) {
+        mbar_arrive(mbar_find(b, op.bar));
+        return;
+    }
+    const char *wrong = tensor_run(&b->tmem, op, tensor_shared_at, b);
+    if (wrong)
+        fail_after(wrong);
+}
+void tensor_issue(const tensor_operation &op) {
+    fiber *f = me->now;
+    DI_EMU_CHECK(!f->b->tensor_issuer || f->b->tensor_issuer == f,
+                 "the tensor core's work of two threads (%u and %u) before a commit", f->t.flat,
+                 f->b->tensor_issuer->t.flat);
+    f->b->tensor_issuer = op.step == TENSOR_COMMIT ? NULL : f;
+    f->b->tensor.push_back(op);
+    /* Shuffled, late copies meet a tensor core that is late or early. */
+    if (me->j->how.is_late && (!me->j->how.seed || next_random() % 2)) {
+        me->put_off.push_back({f->b, 0, NULL, 0, 0, 0, {}, true});
+        return;
+    }
+    while (!f->b->tensor.empty())
+        run_tensor(f->b);
+    auto &later = me->put_off;
+    later.erase(std::remove_if(later.begin(), later.end(), [f](const bulk &k) { return k.is_tensor && k.b == f->b; }),
+                later.end());
+}
+
+struct tmem_lane {
+    uint32_t *to, address, n;
+    float *v;
+};
+void tmem_take_all(void **args, uint32_t) {
+    const tmem_lane *lane = (const tmem_lane *)args[0];
+    block *b = me->now->b;
+    tensor_memory *m = &b->tmem;
+    uint32_t n = lane->n;
+    DI_EMU_CHECK(n >= 32 && n <= TMEM_COLUMNS && (n & (n - 1)) == 0, "taking %u columns of tensor memory", n);
+    DI_EMU_CHECK(!m->is_done && !m->n, "taking tensor memory %s",
+                 m->n ? "twice: not modelled" : "after having done so");
+    m->cells.assign(TMEM_LANES * TMEM_COLUMNS, 0xFFFFFFFFu);
+    m->n = n;
+    m->first = TMEM_COLUMNS - n; /* another block may have those before */
+    m->warp = me->now->t.warp;
+    *lane->to = m->first;
+}
+void tmem_give_all(void **args, uint32_t) {
+    const tmem_lane *lane = (const tmem_lane *)args[0];
+    tensor_memory *m = &me->now->b->tmem;
+    DI_EMU_CHECK(m->n && lane->address == m->first && lane->n == m->n && m->warp == me->now->t.warp,
+                 "giving back %u columns of tensor memory at 0x%x: warp %u took %u at 0x%x", lane->n, lane->address,
+                 m->warp, m->n, m->first);
+    DI_EMU_CHECK(me->now->b->tensor.empty(), "giving back tensor memory that the tensor core works on");
+    m->n = 0;
+}
+void tmem_load_all(void **args, uint32_t) {
+    auto **lanes = (tmem_lane **)args;
+    tensor_memory *m = &me->now->b->tmem;
+    uint32_t address = lanes[0]->address, lane = me->now->t.warp % 4 * TMEM_QUARTER;
+    DI_EMU_CHECK(address >> 16 == lane, "warp %u loads tensor memory 0x%x, expected lanes from %u on", me->now->t.warp,
+                 address, lane);
+    m->check("loading", address & 0xFFFF, lanes[0]->n);
+    for (uint32_t l = 0; l < TMEM_QUARTER; l++) {
+        DI_EMU_CHECK(lanes[l]->address == address, "lanes of a warp load tensor memory 0x%x and 0x%x", address,
+                     lanes[l]->address);
+        for (uint32_t c = 0; c < lanes[0]->n; c++)
+            lanes[l]->v[c] = __uint_as_float(m->at(lane + l, (address & 0xFFFF) + c));
+    }
+}
+
+} // namespace
+
+void di_emu_tmem_take(uint32_t *to, uint32_t n) {
+    (void)di_emu_pointer(di_emu_address(to), 4);
+    tmem_lane lane = {to, 0, n, NULL};
+    di_emu_meet("tcgen05.alloc", 0xFFFFFFFFu, &lane, tmem_take_all);
+}
+void di_emu_tmem_done() {
+    di_emu_meet("tcgen05.relinquish_alloc_permit", 0xFFFFFFFFu, NULL,
+                [](void **, uint32_t) { me->now->b->tmem.is_done = true; });
+}
+void di_emu_tmem_give(uint32_t tmem, uint32_t n) {
+    tmem_lane lane = {NULL, tmem, n, NULL};
+    di_emu_meet("tcgen05.dealloc", 0xFFFFFFFFu, &lane, tmem_give_all);
+}
+void di_emu_tmem_load(float *v, int n, uint32_t tmem) {
+    tmem_lane lane = {NULL, tmem, (uint32_t)n, v};
+    di_emu_meet("tcgen05.ld", 0xFFFFFFFFu, &lane, tmem_load_all);
+}
+void di_emu_tc_scales(uint32_t tmem, uint64_t desc) {
+    tensor_operation op = {};
+    op.step = TENSOR_SCALES;
+    op.to = tmem;
+    op.a = tensor_operand(desc);
+    me->now->b->tmem.check("scales", tmem, 4);
+    tensor_check(op.a, TMEM_QUARTER, 1);
+    tensor_issue(op);
+}
+void di_emu_tc_multiply(uint32_t d, uint64_t a, uint64_t b, uint32_t kind, uint32_t a_scale, uint32_t b_scale,
+                        bool keep) {
+    const tensor_memory &m = me->now->b->tmem;
+    tensor_operation op = {};
+    op.step = TENSOR_MULTIPLY;
+    op.to = d;
+    op.a = tensor_operand(a);
+    op.b = tensor_operand(b);
+    op.a_scale = a_scale;
+    op.b_scale = b_scale;
+    op.keep = keep;
+    op.decode(kind);
+    m.check("sums", d, op.n);
+    m.check("scales of A", a_scale, 4);
+    m.check("scales of B", b_scale, (op.n + 31) / 32);
+    tensor_check(op.a, TMEM_LANES, 2);
+    tensor_check(op.b, op.n, 2);
+    tensor_issue(op);
+}
+void di_emu_tc_commit(uint32_t bar) {
+    tensor_operation op = {};
+    op.step = TENSOR_COMMIT;
+    op.bar = bar;
+    (void)mbar_find(me->now->b, bar);
+    tensor_issue(op);
 }

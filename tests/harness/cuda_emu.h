@@ -10,9 +10,9 @@
  * Numbers are those of the files' flags: no fused multiply-add (the compiler's -ffp-contract=off), subnormals flushed.
  * Not modelled: time, caches, memory orders, limits of registers; waiting of one block for another outside a cluster.
  *
- * Of asynchronous copies and multiplies (cuda_emu_sm90.h) either the earliest or the latest moment is taken at which
- * the hardware could do them, and the order of threads can be shuffled: di_emu_set_schedule. A kernel that is right
- * gives the same bits under all of these.
+ * Of asynchronous copies and multiplies (cuda_emu_sm90.h, cuda_emu_sm100.h) either the earliest or the latest moment is
+ * taken at which the hardware could do them, and the order of threads can be shuffled: di_emu_set_schedule. A kernel
+ * that is right gives the same bits under all of these.
  *
  * C++17, GCC or Clang; every kernel file is compiled with -DDI_EMU -include cuda_emu.h. Source: CUDA C++ programming
  * guide. */
@@ -754,5 +754,6 @@ cudaError_t cudaGraphDestroy(cudaGraph_t g);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t x);
 
 #include "cuda_emu_sm90.h"
+#include "cuda_emu_sm100.h"
 
 #endif

@@ -198,7 +198,7 @@ def rule_references():
     sources = {}
     for path in files(
         "src", "include", "tests", "tools", "bench", "docs", "cmake", "python", "models",
-        ends=(".c", ".h", ".cu", ".def", ".py", ".sh", ".txt", ".md", ".cmake"),
+        ends=(".c", ".h", ".cpp", ".cu", ".def", ".py", ".sh", ".txt", ".md", ".cmake"),
     ):
         sources[path] = read(path)
     for name in ("README.md", "CMakeLists.txt", "CMakePresets.json", "build.sh", ".ci/run"):

@@ -7,6 +7,7 @@
  *   <family>.cu        portable kernels: any chip from compute capability 9.0 on, both numerics, sums in the order of
  *                      ops.h, so that they give the CPU reference's bits; the readable side of every fast path
  *   <family>_sm90.cu   fast kernels for faithful numerics on Hopper: wgmma, asynchronous copies; compiled for sm_90a
+ *   <family>_sm100.cu  the same on Blackwell: tcgen05; compiled for sm_100a, taken when asked for
  *
  * A family exports one di_cuda_<operation> for each of its operations, which checks arguments, picks a kernel and
  * launches; and di_cuda_need_<family>, the scratch that it takes under given limits. Nothing here waits for the device
@@ -32,7 +33,7 @@ extern "C" {
 /* ---- device ------------------------------------------------------------------------------------------------------
  */
 
-enum di_cuda_arch { DI_CUDA_PORTABLE, DI_CUDA_SM90 /* wgmma */, DI_CUDA_SM100 };
+enum di_cuda_arch { DI_CUDA_PORTABLE, DI_CUDA_SM90 /* wgmma */, DI_CUDA_SM100 /* tcgen05 */ };
 
 enum { DI_CUDA_STAGES = 4 }; /* pinned buffers of an upload */
 

@@ -65,19 +65,23 @@ static void cuda_close(di_device *dev) {
     free(dev);
 }
 
-/* Kernels for an architecture run on that alone; the portable ones on all from 9.0 on. */
+/* The kernels for an architecture that run on this chip, NULL: none. They run on that one alone, sm_100a not on 10.3;
+ * the portable ones on all from 9.0 on. */
+static const char *special_kernels(const di_device *dev) {
+    return dev->prop.major == 9 ? "sm90" : dev->prop.major == 10 && dev->prop.minor == 0 ? "sm100" : NULL;
+}
+
+/* Those of Blackwell were never run on a chip, so that they are taken when asked for by name only. */
 static di_status find_arch(const di_device *dev, const char *name, di_cuda_arch *out, di_error *err) {
-    di_cuda_arch best = dev->prop.major == 9 ? DI_CUDA_SM90 : dev->prop.major == 10 ? DI_CUDA_SM100 : DI_CUDA_PORTABLE;
-    *out = best;
-    if (!name || strcmp(name, "auto") == 0)
-        return DI_OK;
-    if (strcmp(name, "portable") == 0)
+    const char *special = special_kernels(dev);
+    bool is_auto = !name || strcmp(name, "auto") == 0;
+    if (special && (is_auto ? dev->prop.major == 9 : strcmp(name, special) == 0))
+        *out = dev->prop.major == 9 ? DI_CUDA_SM90 : DI_CUDA_SM100;
+    else if (is_auto || strcmp(name, "portable") == 0)
         *out = DI_CUDA_PORTABLE;
-    else if (strcmp(name, best == DI_CUDA_SM90 ? "sm90" : "sm100") != 0 || best == DI_CUDA_PORTABLE)
-        return di_fail(err, DI_ERR_DEVICE, "nvidia: kernels '%s' asked for, expected auto, portable%s", name,
-                       best == DI_CUDA_SM90    ? " or sm90"
-                       : best == DI_CUDA_SM100 ? " or sm100"
-                                               : "");
+    else
+        return di_fail(err, DI_ERR_DEVICE, "nvidia: kernels '%s' asked for, expected auto, portable%s%s", name,
+                       special ? " or " : "", special ? special : "");
     return DI_OK;
 }
 
@@ -144,9 +148,9 @@ static di_status cuda_info(di_device *dev, di_device_info *out, di_error *err) {
     snprintf(out->name, sizeof out->name, "%.*s", (int)sizeof out->name - 1, dev->prop.name);
     out->memory_total_bytes = n_total;
     out->memory_free_bytes = n_free;
-    const char *best = dev->prop.major == 9 ? "portable sm90" : dev->prop.major == 10 ? "portable sm100" : "portable";
-    snprintf(out->levels_found, sizeof out->levels_found, "%s", best);
-    snprintf(out->levels, sizeof out->levels, "%s", dev->arch == DI_CUDA_PORTABLE ? "portable" : best);
+    const char *special = special_kernels(dev);
+    snprintf(out->levels_found, sizeof out->levels_found, "portable%s%s", special ? " " : "", special ? special : "");
+    snprintf(out->levels, sizeof out->levels, "%s", dev->arch == DI_CUDA_PORTABLE ? "portable" : out->levels_found);
     return DI_OK;
 }
 

@@ -95,6 +95,8 @@ di_status di_cuda_gemm(di_stream *stream, const di_gemm_args *a) {
     gemm_job job = {a->x, a->out, *a->w, a->add, (int)g, 1};
     if (gemm_sm90_fits(stream->dev, &job))
         return gemm_sm90(stream, &job);
+    if (gemm_sm100_fits(stream->dev, &job) && gemm_sm100(stream, &job))
+        return DI_OK;
     int64_t tiles = (a->w->n_out / g + TILE_OUT - 1) / TILE_OUT, n = a->x.n_rows;
     if (n <= 32) {
         DI_LAUNCH((gemm_portable<1>), dim3((unsigned)(g * tiles), (unsigned)((n + 15) / 16)), TILE_THREADS, 0,

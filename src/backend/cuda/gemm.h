@@ -36,4 +36,8 @@ bool gemm_fp8_is_few(const di_device *dev, const gemm_job *job, const gemm_cut *
 void gemm_sm90_few(di_stream *stream, const gemm_job *job, const gemm_cut *cut);
 bool gemm_sm90_fp8(di_stream *stream, const gemm_job *job, const gemm_cut *cut); /* false: takes the other form */
 
+/* gemm_sm100.cu: likewise, whether its kernel takes this product; false of the other: it did not start. */
+bool gemm_sm100_fits(const di_device *dev, const gemm_job *job);
+bool gemm_sm100(di_stream *stream, const gemm_job *job);
+
 #endif

@@ -646,19 +646,6 @@ __device__ static inline void tile_dots(const di_mat *const (&w)[MATS], int64_t 
     }
 }
 
-/* silu(g)*u*weight after the clamps. */
-__device__ static inline float swiglu(float g, float u, float weight, float limit, bool is_faithful) {
-    if (is_faithful) {
-        g = cu_round_bf16(g);
-        u = cu_round_bf16(u);
-    }
-    if (limit > 0.0f) {
-        g = g > limit ? limit : g;
-        u = u > limit ? limit : u < -limit ? -limit : u;
-    }
-    return __fmul_rn(__fmul_rn(__fdiv_rn(g, __fadd_rn(1.0f, cu_expf(-g))), u), weight);
-}
-
 /* act [pairs, inner] as floats: in faithful numerics the values that QA's codes stand for. */
 __global__ void __launch_bounds__(TILE_COLS *TILE_ROWS)
     moe_up(moe_order o, const di_expert *table, di_act x, int64_t row0, float limit, float *act) {
@@ -674,7 +661,7 @@ __global__ void __launch_bounds__(TILE_COLS *TILE_ROWS)
     float g_u[2];
     tile_dots(
         w, (int64_t)blockIdx.x * TILE_COLS, [&](int, int64_t i) { return cu_act_load(x, x_row, i); }, g_u);
-    float v = swiglu(g_u[0], g_u[1], o.pair_weight[pair], limit, is_faithful);
+    float v = moe_swiglu(g_u[0], g_u[1], o.pair_weight[pair], limit, is_faithful);
     if (is_faithful) {
         cu_scale s = cu_qa_scale(cu_lanes_max<DI_WARP>(fmaxf(fabsf(v), 1e-4f)));
         uint32_t code = cu_e4m3_codes4(v, v, v, v, s.inverse) & 0xFFu;
@@ -755,6 +742,8 @@ di_status di_cuda_moe(di_stream *stream, const di_moe_args *a) {
         return DI_OK;
     if (di_moe_sm90_fits(stream, a))
         return di_moe_sm90(stream, a);
+    if (di_moe_sm100_fits(stream, a))
+        return di_moe_sm100(stream, a);
     return moe_portable(stream, a, (a->k ? &a->experts[0] : a->shared)->w1.n_out);
 }
 
@@ -772,8 +761,10 @@ size_t di_cuda_need_moe(const di_device *dev, const di_limits *limits) {
     size_t portable = di_moe_order_cut(&a, 0, n, TILE_ROWS, NULL, NULL) +
                       di_cuda_piece((size_t)(n * (k + 1) * limits->intermediate) * sizeof(float)) +
                       di_cuda_piece((size_t)(n * (k + 1) * h) * sizeof(float));
-    size_t fast = dev->arch == DI_CUDA_SM90
-                      ? di_moe_sm90_bytes(limits->rows_max, k, limits->experts_max, h, limits->intermediate)
-                      : 0;
+    size_t fast = 0;
+    if (dev->arch == DI_CUDA_SM90)
+        fast = di_moe_sm90_bytes(limits->rows_max, k, limits->experts_max, h, limits->intermediate);
+    else if (dev->arch == DI_CUDA_SM100)
+        fast = di_moe_sm100_bytes(limits->rows_max, k, limits->experts_max, h, limits->intermediate);
     return DI_MAX(DI_MAX(route, portable), fast);
 }

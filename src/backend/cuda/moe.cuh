@@ -65,4 +65,22 @@ bool di_moe_sm90_fits(const di_stream *stream, const di_moe_args *a);
 di_status di_moe_sm90(const di_stream *stream, const di_moe_args *a);
 size_t di_moe_sm90_bytes(int64_t n_rows, int64_t k, int64_t n_experts, int64_t h, int64_t inner);
 
+/* Likewise on Blackwell, taken when asked for. (moe_sm100.cu) */
+bool di_moe_sm100_fits(const di_stream *stream, const di_moe_args *a);
+di_status di_moe_sm100(const di_stream *stream, const di_moe_args *a);
+size_t di_moe_sm100_bytes(int64_t n_rows, int64_t k, int64_t n_experts, int64_t h, int64_t inner);
+
+/* silu(g)*u*weight after the clamps, as the reference computes it. */
+__device__ static inline float moe_swiglu(float g, float u, float weight, float limit, bool is_faithful) {
+    if (is_faithful) {
+        g = cu_round_bf16(g);
+        u = cu_round_bf16(u);
+    }
+    if (limit > 0.0f) {
+        g = g > limit ? limit : g;
+        u = u > limit ? limit : u < -limit ? -limit : u;
+    }
+    return __fmul_rn(__fmul_rn(__fdiv_rn(g, __fadd_rn(1.0f, cu_expf(-g))), u), weight);
+}
+
 #endif
