@@ -145,13 +145,16 @@ static void check_golden_tokens(int32_t draft_tokens) {
     const di_json *prompts = di_json_get(manifest, "prompts"), *files = di_json_get(manifest, "files");
     size_t n_prompts = di_json_array_len(prompts);
     assert_int_equal(n_prompts, 12);
-    /* All prompts at once, more than fit: they are batched, chunked and queued. */
+    /* All prompts at once, more than fit: they are batched, chunked and queued. Under a sanitizer the long ones, which run
+     * the same code for minutes, stay outside. */
     outcome *outcomes = calloc(n_prompts, sizeof *outcomes);
     int32_t ids[2048];
     for (size_t p = 0; p < n_prompts; p++) {
         const di_json *prompt = di_json_at(prompts, p);
         size_t n = di_json_array_len(prompt);
         assert_true(n <= DI_COUNT(ids));
+        if (di_test_is_sanitized() && n > 200)
+            continue;
         for (size_t i = 0; i < n; i++)
             ids[i] = (int32_t)di_json_int(di_json_at(prompt, i));
         di_sampling s = greedy(24);
@@ -164,6 +167,8 @@ static void check_golden_tokens(int32_t draft_tokens) {
         snprintf(name, sizeof name, "dequant.%zu.safetensors", p);
         const di_json *want = di_json_get(di_json_get(files, name), "greedy");
         assert_int_equal(di_json_array_len(want), 24);
+        if (di_test_is_sanitized() && di_json_array_len(di_json_at(prompts, p)) > 200)
+            continue;
         assert_int_equal(outcomes[p].n_tokens, 24);
         assert_int_equal(outcomes[p].finish, DI_FINISH_LENGTH);
         for (size_t i = 0; i < 24; i++) {
@@ -516,6 +521,8 @@ static void exact_replay_changes_nothing(void **state) {
     outcome o[3] = {0};
     static const di_replay modes[] = {DI_REPLAY_OFF, DI_REPLAY_MASK, DI_REPLAY_COMPACT};
     for (int i = 0; i < 3; i++) {
+        if (di_test_is_sanitized() && modes[i] == DI_REPLAY_MASK)
+            continue; /* the rows of compact, and those that it leaves out */
         di_load_options options = rig_options();
         options.replay = modes[i];
         options.chunk_max = 64 - 7 * i;
