@@ -737,7 +737,7 @@ typedef struct client {
 
 static void write_line(char *line, size_t size, int i) {
     snprintf(line, size, "{\"prompt\":\"%s number %d\",\"seed\":%d,\"max_tokens\":%d,\"logprobs\":1}",
-             i % 2 ? "Once upon a time" : "The fox", i, i, 8 + i % 9);
+             i % 2 ? "Once upon a time" : "The fox", i, i, di_test_is_sanitized() ? 3 + i % 3 : 8 + i % 9);
 }
 
 static void *submit_all(void *arg) {
@@ -815,7 +815,9 @@ static void *submit_and_abort(void *arg) {
     outcome *o = calloc(N, sizeof *o);
     for (int i = 0; i < N; i++) {
         uint64_t id = 0;
-        di_engine_request r = json_request("{\"prompt\":\"The fox\",\"seed\":3,\"max_tokens\":12}");
+        di_engine_request r =
+            json_request(di_test_is_sanitized() ? "{\"prompt\":\"The fox\",\"seed\":3,\"max_tokens\":4}"
+                                                : "{\"prompt\":\"The fox\",\"seed\":3,\"max_tokens\":12}");
         outcome_init(&o[i]);
         v->n_failed += di_engine_submit(v->engine, &r, on_event, &o[i], &id, NULL) != DI_OK;
         usleep((useconds_t)di_test_random_range(&v->rng, 0, 3000));
