@@ -18,6 +18,10 @@ bool gemm_sm90_fits(const di_device *dev, const gemm_job *job);
 size_t gemm_sm90_need(const di_device *dev, const di_limits *limits);
 di_status gemm_sm90(di_stream *stream, const gemm_job *job);
 
+static inline int64_t gemm_ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
 /* How k is cut where both sides are E4M3, by the matrix's shape alone: pieces of whole blocks of 128 k are summed apart
  * and then added in rising order. */
 typedef struct gemm_cut {

@@ -259,21 +259,17 @@ __global__ void __launch_bounds__(THREADS, 1)
         cu_cluster_sync(); /* nobody leaves while its sums are read */
 }
 
-static int64_t ceil_div(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
-
 /* The shortest time, in blocks of k: a round costs its blocks and two more, and two more for each
  * further block of a cluster. */
 gemm_cut gemm_fp8_cut(const di_device *dev, const di_mat *w) {
     gemm_cut best = {};
-    int64_t n_tiles = ceil_div(w->n_out, OUT_TILE), n_blocks = w->n_in / BLOCK_K, best_time = INT64_MAX;
+    int64_t n_tiles = gemm_ceil_div(w->n_out, OUT_TILE), n_blocks = w->n_in / BLOCK_K, best_time = INT64_MAX;
     for (int cluster = 1; cluster <= CLUSTER_MAX; cluster++) {
         for (int ways = 1; ways <= WARPGROUPS; ways *= 2) {
             int pieces = cluster * ways;
-            int64_t blocks = ceil_div(n_tiles, WARPGROUPS / ways) * cluster;
+            int64_t blocks = gemm_ceil_div(n_tiles, WARPGROUPS / ways) * cluster;
             int64_t room = cluster > 1 ? dev->n_sms * 5 / 6 : dev->n_sms; /* clusters leave some unused */
-            int64_t time = ceil_div(blocks, room) * (ceil_div(n_blocks, pieces) + 2) + (cluster - 1) * 2;
+            int64_t time = gemm_ceil_div(blocks, room) * (gemm_ceil_div(n_blocks, pieces) + 2) + (cluster - 1) * 2;
             if ((pieces > 1 && pieces * 2 > n_blocks) || time >= best_time)
                 continue;
             best_time = time;
@@ -287,15 +283,16 @@ gemm_cut gemm_fp8_cut(const di_device *dev, const di_mat *w) {
  * narrow tiles. */
 bool gemm_fp8_is_few(const di_device *dev, const gemm_job *job, const gemm_cut *cut) {
     int64_t n = job->x.n_rows, tile = n <= 32 ? 32 : 64, pieces = cut->cluster * cut->k_ways;
-    int64_t blocks = ceil_div(ceil_div(job->w.n_out, OUT_TILE), WARPGROUPS / cut->k_ways) * cut->cluster;
-    int64_t few = ceil_div(blocks * ceil_div(n, tile), dev->n_sms) * ceil_div(cut->n_blocks, pieces) * (tile / 32);
-    int64_t many = ceil_div(ceil_div(job->w.n_out, 128) * ceil_div(n, 128), dev->n_sms) * cut->n_blocks;
+    int64_t blocks = gemm_ceil_div(gemm_ceil_div(job->w.n_out, OUT_TILE), WARPGROUPS / cut->k_ways) * cut->cluster;
+    int64_t few =
+        gemm_ceil_div(blocks * gemm_ceil_div(n, tile), dev->n_sms) * gemm_ceil_div(cut->n_blocks, pieces) * (tile / 32);
+    int64_t many = gemm_ceil_div(gemm_ceil_div(job->w.n_out, 128) * gemm_ceil_div(n, 128), dev->n_sms) * cut->n_blocks;
     return few <= many;
 }
 
 template <int N> static void few_launch(di_stream *stream, const gemm_job &job, const gemm_cut &cut) {
-    int64_t groups = ceil_div(ceil_div(job.w.n_out, OUT_TILE), WARPGROUPS / cut.k_ways);
-    dim3 grid((unsigned)(groups * cut.cluster), (unsigned)ceil_div(job.x.n_rows, N));
+    int64_t groups = gemm_ceil_div(gemm_ceil_div(job.w.n_out, OUT_TILE), WARPGROUPS / cut.k_ways);
+    dim3 grid((unsigned)(groups * cut.cluster), (unsigned)gemm_ceil_div(job.x.n_rows, N));
     if (cut.cluster > 1) {
         DI_LAUNCH_CLUSTER_PDL((gemm_few<N>), dim3((unsigned)cut.cluster), grid, THREADS, few_stage<N>::ALL,
                               stream->stream, job, cut);

@@ -365,13 +365,9 @@ __global__ void __launch_bounds__(GROUPS *WARPGROUP + WARPGROUP, 1)
     }
 }
 
-static int64_t ceil_div(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
-
 template <int GROUPS, bool CUT> static bool fp8_launch(di_stream *stream, const gemm_job &job, const gemm_cut &cut) {
     typedef fp8_form<GROUPS, CUT> F;
-    fp8_tiles tiles = {(int)ceil_div(job.x.n_rows, F::ROWS), (int)ceil_div(job.w.n_out, OUT_TILE)};
+    fp8_tiles tiles = {(int)gemm_ceil_div(job.x.n_rows, F::ROWS), (int)gemm_ceil_div(job.w.n_out, OUT_TILE)};
     int64_t n_tiles = (int64_t)tiles.n_row_tiles * tiles.n_out_tiles;
     fp8_maps maps;
     if (!fp8_maps_make(&maps, job, F::ROWS))
@@ -383,9 +379,9 @@ template <int GROUPS, bool CUT> static bool fp8_launch(di_stream *stream, const 
 
 /* A tile a multiprocessor is a round; one of large tiles takes half again as long as one of small ones. */
 bool gemm_sm90_fp8(di_stream *stream, const gemm_job *job, const gemm_cut *cut) {
-    int64_t n_out = ceil_div(job->w.n_out, OUT_TILE), sms = stream->dev->n_sms;
-    bool is_large = ceil_div(ceil_div(job->x.n_rows, 192) * n_out, sms) * 3 <
-                    ceil_div(ceil_div(job->x.n_rows, 128) * n_out, sms) * 2;
+    int64_t n_out = gemm_ceil_div(job->w.n_out, OUT_TILE), sms = stream->dev->n_sms;
+    bool is_large = gemm_ceil_div(gemm_ceil_div(job->x.n_rows, 192) * n_out, sms) * 3 <
+                    gemm_ceil_div(gemm_ceil_div(job->x.n_rows, 128) * n_out, sms) * 2;
     if (job->w.n_out % 32)
         return false;
     if (cut->cluster * cut->k_ways > 1)

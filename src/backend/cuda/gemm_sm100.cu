@@ -163,10 +163,6 @@ __global__ void __launch_bounds__(THREADS)
 
 /* ---- host -------------------------------------------------------------------------------------------------------- */
 
-static int64_t ceil_div(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
-
 bool gemm_sm100_fits(const di_device *dev, const gemm_job *job) {
     const di_act *x = &job->x;
     const di_mat *w = &job->w;
@@ -183,8 +179,8 @@ static gemm_cut gemm100_cut(const di_device *dev, const di_mat *w) {
     gemm_cut best = {1, 1, (int)(w->n_in / TC_K)};
     int64_t best_time = INT64_MAX;
     for (int cluster = 1; cluster <= CLUSTER_MAX && (cluster == 1 || cluster * 2 <= best.n_blocks); cluster *= 2) {
-        int64_t rounds = ceil_div(ceil_div(w->n_out, TC_M) * cluster, dev->n_sms);
-        int64_t time = rounds * (ceil_div(best.n_blocks, cluster) + 2) + (cluster - 1) * 2;
+        int64_t rounds = gemm_ceil_div(gemm_ceil_div(w->n_out, TC_M) * cluster, dev->n_sms);
+        int64_t time = rounds * (gemm_ceil_div(best.n_blocks, cluster) + 2) + (cluster - 1) * 2;
         if (time < best_time) {
             best_time = time;
             best.cluster = cluster;
@@ -202,7 +198,7 @@ template <int N> static bool gemm100_launch(di_stream *stream, const gemm_job &j
     if (!cu_map_make(&w, job.w.data, 2, w_dims, &w_stride, w_box) ||
         !cu_map_make(&x, job.x.data, 2, x_dims, &x_stride, x_box))
         return false;
-    dim3 grid((unsigned)(ceil_div(job.w.n_out, TC_M) * cut.cluster), (unsigned)ceil_div(job.x.n_rows, N));
+    dim3 grid((unsigned)(gemm_ceil_div(job.w.n_out, TC_M) * cut.cluster), (unsigned)gemm_ceil_div(job.x.n_rows, N));
     DI_LAUNCH_CLUSTER_PDL((gemm100<N>), dim3((unsigned)cut.cluster), grid, THREADS, tc_shape<N>::ALL, stream->stream,
                           job, cut, w, x);
     return true;

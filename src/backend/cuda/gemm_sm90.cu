@@ -255,17 +255,13 @@ static void narrow_pick(di_stream *stream, const gemm_job &job, const narrow_sha
         narrow_launch<T, WIDE_ROWS, false>(stream, job, shape);
 }
 
-static int64_t ceil_div(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
-
 /* Pieces of k for n_tiles tiles of n_blocks blocks: the count that gives the shortest time, in blocks, when a unit
  * costs its blocks and two more, and the multiprocessors go round by round. */
 static int splits(int64_t n_tiles, int n_blocks, int n_sms, int units_max) {
     int best = 1;
     int64_t best_time = INT64_MAX;
     for (int s = 1; s <= n_blocks && s <= SPLITS_MAX && (s == 1 || n_tiles * s <= units_max); s++) {
-        int64_t time = ceil_div(n_tiles * s, n_sms) * (ceil_div(n_blocks, s) + 2);
+        int64_t time = gemm_ceil_div(n_tiles * s, n_sms) * (gemm_ceil_div(n_blocks, s) + 2);
         if (time < best_time) {
             best_time = time;
             best = s;
@@ -283,18 +279,18 @@ static void narrow_rows(di_stream *stream, const gemm_job &job, uint8_t *scratch
     const di_device *dev = stream->dev;
     int64_t n_rows = job.x.n_rows;
     narrow_shape shape = {};
-    shape.n_out_tiles = (int)ceil_div(job.w.n_out, OUT_TILE);
+    shape.n_out_tiles = (int)gemm_ceil_div(job.w.n_out, OUT_TILE);
     shape.n_blocks = (int)(job.w.n_in / TILE_K);
     shape.n_splits = splits(shape.n_out_tiles, shape.n_blocks, dev->n_sms, 2 * dev->n_sms);
     bool is_mx = job.w.dtype == DI_F4_E2M1;
     int n = n_rows <= 16 ? 16 : n_rows <= 32 && !is_mx ? 32 : n_rows <= 64 || is_mx ? 64 : WIDE_ROWS;
     if (n == WIDE_ROWS && dev->is_order_free) {
-        int64_t tiles = shape.n_out_tiles * ceil_div(n_rows, n);
+        int64_t tiles = shape.n_out_tiles * gemm_ceil_div(n_rows, n);
         shape.n_splits = tiles < dev->n_sms ? splits(tiles, shape.n_blocks, dev->n_sms, PARTIALS / 2) : 1;
     } else if (n == WIDE_ROWS && shape.n_splits > 1) {
         n = 64; /* room for a second accumulator, or for all partial sums */
     }
-    shape.n_row_tiles = (int)ceil_div(n_rows, n);
+    shape.n_row_tiles = (int)gemm_ceil_div(n_rows, n);
     int64_t units = (int64_t)shape.n_row_tiles * shape.n_out_tiles * shape.n_splits;
     if (shape.n_splits > 1 && units * (n == WIDE_ROWS ? 2 : 1) <= PARTIALS)
         shape.partial = (float *)scratch;
@@ -335,7 +331,7 @@ static di_status narrow(di_stream *stream, const gemm_job &job) {
 size_t gemm_sm90_need(const di_device *dev, const di_limits *limits) {
     (void)dev;
     int64_t heads = limits->n_heads * limits->head_dim, cols = limits->n_in_max > heads ? limits->n_in_max : heads;
-    size_t packed = (size_t)(ceil_div(limits->rows_max, WIDE_ROWS) * WIDE_ROWS * cols) * 2;
+    size_t packed = (size_t)(gemm_ceil_div(limits->rows_max, WIDE_ROWS) * WIDE_ROWS * cols) * 2;
     return partial_bytes() + (packed < pack_bytes_max ? packed : pack_bytes_max);
 }
 
