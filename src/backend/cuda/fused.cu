@@ -113,6 +113,53 @@ template <int N> __device__ static inline void load_floats(const float *from, fl
     }
 }
 
+/* What mixes the streams of a row. */
+typedef struct step_mixes {
+    float pre[M], post[M], comb[M * M];
+} step_mixes;
+
+/* Eight columns of a row from the streams x and f as they came: writes x' where f is, gives the collapse in z. */
+template <class T>
+__device__ static inline void step_columns(const di_hc_step_args &a, int64_t row, int64_t col, bool with_f,
+                                           const step_mixes &mixes, const cu_raw8<T> (&x_in)[M], const cu_raw8<T> &f_in,
+                                           float (&z)[8]) {
+    int64_t h = a.x.n_cols / M;
+    float x[M][8], f[8];
+    f_in.get(f);
+#pragma unroll
+    for (int s = 0; s < M; s++)
+        x_in[s].get(x[s]);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        z[i] = 0.0f;
+#pragma unroll
+    for (int b = 0; b < M; b++) {
+        float y[8];
+        if (with_f) {
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                y[i] = mixes.post[b] * f[i];
+#pragma unroll
+                for (int s = 0; s < M; s++)
+                    y[i] = y[i] + mixes.comb[s * M + b] * x[s][i];
+            }
+            if (col < h)
+                cu_store8((T *)a.x.data + row * a.x.stride + b * h + col, y);
+            cu_round8<T>(y);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                y[i] = x[b][i];
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            z[i] = z[i] + mixes.pre[b] * y[i];
+    }
+    if (a.z.data)
+        cu_row_store8<T>(a.z, row, col, h, z);
+    cu_round8<T>(z);
+}
+
 template <class T, int P, int THREADS>
 __global__ void __launch_bounds__(THREADS, THREADS == STEP_THREADS_MAX ? 2 : 1) hc_step_kernel(di_hc_step_args a) {
     DI_DYN_SHARED(float, sums);
@@ -139,59 +186,101 @@ __global__ void __launch_bounds__(THREADS, THREADS == STEP_THREADS_MAX ? 2 : 1) 
         else
             f_in[p].zero();
     }
-    float pre[M], post[M], comb[M * M];
-#pragma unroll
-    for (int i = 0; i < M; i++) {
-        post[i] = 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < M * M; i++)
-        comb[i] = 0.0f;
-    load_floats(a.pre_in + row * M, pre);
+    step_mixes mixes = {};
+    load_floats(a.pre_in + row * M, mixes.pre);
     if (with_f) {
-        load_floats(a.post + row * M, post);
-        load_floats(a.comb + row * M * M, comb);
+        load_floats(a.post + row * M, mixes.post);
+        load_floats(a.comb + row * M * M, mixes.comb);
     }
 #pragma unroll
     for (int p = 0; p < P; p++) {
         int64_t col = ((int64_t)p * blockDim.x + threadIdx.x) * 8;
-        float x[M][8], f[8];
-        f_in[p].get(f);
-#pragma unroll
-        for (int s = 0; s < M; s++)
-            x_in[p][s].get(x[s]);
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            v[p][i] = 0.0f;
-#pragma unroll
-        for (int b = 0; b < M; b++) {
-            float y[8];
-            if (with_f) {
-#pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    y[i] = post[b] * f[i];
-#pragma unroll
-                    for (int s = 0; s < M; s++)
-                        y[i] = y[i] + comb[s * M + b] * x[s][i];
-                }
-                if (col < h)
-                    cu_store8((T *)a.x.data + row * a.x.stride + b * h + col, y);
-                cu_round8<T>(y);
-            } else {
-#pragma unroll
-                for (int i = 0; i < 8; i++)
-                    y[i] = x[b][i];
-            }
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                v[p][i] = v[p][i] + pre[b] * y[i];
-        }
-        if (a.z.data)
-            cu_row_store8<T>(a.z, row, col, h, v[p]);
-        cu_round8<T>(v[p]);
+        step_columns<T>(a, row, col, with_f, mixes, x_in[p], f_in[p], v[p]);
     }
     float inverse = block_inverse_rms<P>(v, h, a.eps, sums);
     finish_norm<T, P>(v, w, inverse, row, h, a.out, a.codes);
+}
+
+enum { STEP_STAGES = 2, STEP_BLOCKS = 2 /* on a multiprocessor */ };
+
+/* A row, f and the mixes of a stage, as they lie in memory. */
+template <class T> static __host__ __device__ int64_t step_stage_bytes(int64_t h) {
+    return (M + 1) * h * (int64_t)sizeof(T) + (int64_t)sizeof(step_mixes);
+}
+
+/* Many rows: a block goes through rows, every gridDim.x'th, and the copy engine brings the next ones meanwhile, so that
+ * loads wait neither for a row's sums nor for its stores. Rows of x and f are whole groups of 32 and two pieces. */
+template <class T>
+__global__ void __launch_bounds__(STEP_THREADS_MAX, STEP_BLOCKS) hc_step_rows_kernel(di_hc_step_args a) {
+    DI_DYN_SHARED(uint8_t, smem);
+    __shared__ uint64_t is_here[STEP_STAGES];
+    int64_t h = a.x.n_cols / M, n_rows = a.x.n_rows, stage_bytes = step_stage_bytes<T>(h);
+    float *sums = (float *)(smem + STEP_STAGES * stage_bytes);
+    bool with_f = a.f.data;
+    bool brings = threadIdx.x + 1 == blockDim.x; /* not of the warp that adds the sums */
+    cu_raw8<uint16_t> weights[2];
+#pragma unroll
+    for (int p = 0; p < 2; p++) {
+        int64_t col = ((int64_t)p * blockDim.x + threadIdx.x) * 8;
+        if (col < h)
+            weights[p].load((const uint16_t *)a.weight + col);
+        else
+            weights[p].zero();
+    }
+    if (brings) {
+        for (int s = 0; s < STEP_STAGES; s++)
+            cu_mbar_init(&is_here[s], 1);
+        cu_fence_mbar_init();
+    }
+    __syncthreads();
+    cu_grid_begin();
+    auto bring = [&](int64_t row, int stage) {
+        if (!brings || row >= n_rows)
+            return;
+        uint32_t to = cu_smem(smem + stage * stage_bytes), x_bytes = (uint32_t)(M * h * (int64_t)sizeof(T));
+        uint32_t f_bytes = x_bytes / M, mixes = to + x_bytes + f_bytes;
+        uint64_t *bar = &is_here[stage];
+        cu_mbar_arrive_expect(bar, with_f ? x_bytes + f_bytes + (uint32_t)sizeof(step_mixes) : x_bytes + M * 4);
+        cu_bulk_load(to, (const T *)a.x.data + row * a.x.stride, x_bytes, bar);
+        cu_bulk_load(mixes, a.pre_in + row * M, M * 4, bar);
+        if (with_f) {
+            cu_bulk_load(to + x_bytes, (const T *)a.f.data + row * a.f.stride, f_bytes, bar);
+            cu_bulk_load(mixes + M * 4, a.post + row * M, M * 4, bar);
+            cu_bulk_load(mixes + 2 * M * 4, a.comb + row * M * M, M * M * 4, bar);
+        }
+    };
+    int64_t row = blockIdx.x;
+    for (int s = 0; s < STEP_STAGES; s++)
+        bring(row + s * gridDim.x, s);
+#pragma unroll 1
+    for (uint32_t turn = 0; row < n_rows; turn++, row += gridDim.x) {
+        const T *x = (const T *)(smem + turn % STEP_STAGES * stage_bytes), *f = x + M * h;
+        const float *in = (const float *)(f + h);
+        float v[2][8], w[2][8];
+        step_mixes mixes = {};
+        cu_mbar_wait(&is_here[turn % STEP_STAGES], turn / STEP_STAGES & 1);
+        load_floats(in, mixes.pre);
+        if (with_f) {
+            load_floats(in + M, mixes.post);
+            load_floats(in + 2 * M, mixes.comb);
+        }
+#pragma unroll
+        for (int p = 0; p < 2; p++) {
+            int64_t col = ((int64_t)p * blockDim.x + threadIdx.x) * 8, at = col < h ? col : 0;
+            cu_raw8<T> x_in[M], f_in;
+#pragma unroll
+            for (int s = 0; s < M; s++)
+                x_in[s].load(x + s * h + at);
+            f_in.zero();
+            if (with_f)
+                f_in.load(f + at);
+            step_columns<T>(a, row, col, with_f, mixes, x_in, f_in, v[p]);
+            weights[p].get(w[p]);
+        }
+        float inverse = block_inverse_rms<2>(v, h, a.eps, sums); /* after whose barriers the stage is free */
+        bring(row + STEP_STAGES * gridDim.x, turn % STEP_STAGES);
+        finish_norm<T, 2>(v, w, inverse, row, h, a.out, a.codes);
+    }
 }
 
 di_status di_cuda_hc_step(di_stream *stream, const di_hc_step_args *a) {
@@ -212,7 +301,13 @@ di_status di_cuda_hc_step(di_stream *stream, const di_hc_step_args *a) {
 #define STEP_ALONE(P)                                                                                                  \
     DI_LAUNCH_PDL((hc_step_kernel<T, 1, 2 * STEP_THREADS_MAX>), (unsigned)a->x.n_rows, P *shape.n_threads,             \
                   (size_t)(h / 32 * 4), stream->stream, *a)
-    if (shape.n_pieces == 2 && a->x.n_rows <= stream->dev->n_sms) /* a block has a multiprocessor */
+    int64_t n_blocks = STEP_BLOCKS * (int64_t)stream->dev->n_sms;
+    bool are_mixes_wide = di_rows_is_aligned(a->pre_in, 0, 16) && di_rows_is_aligned(a->post, 0, 16) &&
+                          di_rows_is_aligned(a->comb, 0, 16);
+    if (shape.n_pieces == 2 && a->x.dtype == DI_BF16 && a->x.n_rows > 2 * n_blocks && are_mixes_wide)
+        DI_LAUNCH_PDL(hc_step_rows_kernel<uint16_t>, (unsigned)n_blocks, shape.n_threads,
+                      (size_t)(STEP_STAGES * step_stage_bytes<uint16_t>(h) + h / 32 * 4), stream->stream, *a);
+    else if (shape.n_pieces == 2 && a->x.n_rows <= stream->dev->n_sms) /* a block has a multiprocessor */
         BY_SHAPE(a->x.dtype, shape, STEP_ALONE);
     else
         BY_SHAPE(a->x.dtype, shape, STEP);
