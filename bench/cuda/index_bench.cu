@@ -9,10 +9,13 @@
  * CUDA graph whose calls take different sequences in turn, so that keys come from memory and not from L2 where there
  * are enough of them. "GB/s" counts 68 bytes a scored key and row (keys that rows of a sequence share are counted once
  * for all of them); "TFLOPS" counts 2 * 32 * 128 a scored key and row. Top-k alone is a call with top-k less one
- * without, beside cub::DeviceSegmentedSort of as many scores. A table, then one JSON object a line. */
+ * without, beside cub::DeviceSegmentedSort of as many scores. A table, then one JSON object a line.
+ *
+ * With an argument: cases with it in their names. */
 #include <cub/cub.cuh>
 
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <string>
 
@@ -45,11 +48,11 @@ template <class T> std::vector<T> host(const T *p, size_t n) {
     return v;
 }
 
-/* Random keys as a quantiser writes them: any codes, scales of 2^-5..2^-1. */
-__global__ void fill_pages(uint8_t *pages, size_t n) {
+/* Random keys as a quantiser writes them: any codes, so many scales from 2^-5 on. */
+__global__ void fill_pages(uint8_t *pages, size_t n, int n_scales) {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
         uint8_t byte = (uint8_t)(mix(i) >> 24);
-        pages[i] = i % PAGE_BYTES < PAGE * 64 ? byte : (uint8_t)(122 + byte % 5);
+        pages[i] = i % PAGE_BYTES < PAGE * 64 ? byte : (uint8_t)(122 + byte % n_scales);
     }
 }
 
@@ -72,7 +75,7 @@ struct pool { /* keys of n_seqs sequences of n entries */
     int32_t *blocks, *seq;
     int64_t n_seqs, n;
 };
-pool make_pool(int64_t n_seqs, int64_t n, int64_t rows_of_one) {
+pool make_pool(int64_t n_seqs, int64_t n, int64_t rows_of_one, int n_scales) {
     pool p = {};
     int64_t per_seq = (n + PAGE - 1) / PAGE;
     std::vector<int32_t> blocks(n_seqs * per_seq), seq(std::max(2 * n_seqs, rows_of_one));
@@ -84,7 +87,7 @@ pool make_pool(int64_t n_seqs, int64_t n, int64_t rows_of_one) {
     for (size_t i = 0; i < seq.size(); i++)
         seq[i] = rows_of_one ? 0 : (int32_t)(i % n_seqs);
     p.pages = device<uint8_t>(blocks.size() * PAGE_BYTES);
-    fill_pages<<<1024, 256>>>(p.pages, blocks.size() * PAGE_BYTES);
+    fill_pages<<<1024, 256>>>(p.pages, blocks.size() * PAGE_BYTES, n_scales);
     p.blocks = to_device(blocks);
     p.seq = to_device(seq);
     p.n_seqs = n_seqs;
@@ -152,13 +155,19 @@ struct bench_case {
     const char *name;
     int64_t rows, n;
     bool is_prefill, with_list, with_blocks;
+    int n_scales = 5; /* up to four: the scales of a key are at most 2^3 apart */
+    int ratio = 1;
 };
 
+const char *only = ""; /* cases with this in their names */
+
 void run_case(const bench_case &c, double bandwidth, double peak) {
+    if (!strstr(c.name, only))
+        return;
     int64_t key_bytes = c.n * 68,
             n_seqs = c.is_prefill ? 1 : std::max(c.rows, std::min<int64_t>(128, 400000000 / key_bytes));
     n_seqs = c.is_prefill ? 1 : n_seqs / c.rows * c.rows;
-    pool p = make_pool(n_seqs, c.n, c.is_prefill ? c.rows : 0);
+    pool p = make_pool(n_seqs, c.n, c.is_prefill ? c.rows : 0, c.n_scales);
     int n_calls = c.is_prefill ? 1 : (int)std::max<int64_t>(1, std::min<int64_t>(32, n_seqs / c.rows));
     rng r = {3};
     std::vector<uint16_t> q(c.rows * HEADS * DIM), w(c.rows * HEADS);
@@ -168,8 +177,8 @@ void run_case(const bench_case &c, double bandwidth, double peak) {
     for (auto &v : w)
         v = di_f32_to_bf16(2 * r.unit() - 0.5f);
     for (int64_t i = 0; i < c.rows; i++) {
-        pos[i] = (int32_t)(c.is_prefill ? c.n - c.rows + i : c.n - 1);
-        int64_t n_blocks = (pos[i] + BLOCK) / BLOCK, at = 0;
+        pos[i] = (int32_t)(c.is_prefill ? c.n * c.ratio - c.rows + i : c.n * c.ratio - 1);
+        int64_t n_blocks = ((pos[i] + 1) / c.ratio + BLOCK - 1) / BLOCK, at = 0;
         for (int64_t b = 0; b < n_blocks && at < BLOCKS; b++) /* as many as there is room for, at random */
             if ((int64_t)(r.next() % (uint64_t)(n_blocks - b)) < BLOCKS - at)
                 list[i * BLOCKS + at++] = (int32_t)b;
@@ -191,7 +200,7 @@ void run_case(const bench_case &c, double bandwidth, double peak) {
     a.w = {DI_BF16, c.rows, HEADS, HEADS, dw, NULL};
     a.n_heads = HEADS;
     a.dim = DIM;
-    a.ratio = 1;
+    a.ratio = c.ratio;
     a.keys = {p.pages, PAGE_BYTES, 0, PAGE, DI_KV_MX4, DIM};
     a.round_bf16 = true;
     a.topk = TOPK;
@@ -250,7 +259,7 @@ void run_case(const bench_case &c, double bandwidth, double peak) {
         if (b.cand_out)
             OK(cudaFree(b.cand_out));
         for (int64_t i = 0; i < n_scores; i++) {
-            int64_t row = row0 + i, n = pos[row] + 1;
+            int64_t row = row0 + i, n = (pos[row] + 1) / c.ratio;
             std::vector<float> sr(s.begin() + i * c.n, s.begin() + i * c.n + n);
             auto want = best_of(sr, TOPK);
             is_right = is_right && std::equal(want.begin(), want.end(), got.begin() + row * TOPK);
@@ -258,13 +267,14 @@ void run_case(const bench_case &c, double bandwidth, double peak) {
                 std::vector<float> most((n + BLOCK - 1) / BLOCK, -INFINITY);
                 for (int64_t e = 0; e < n; e++)
                     most[e / BLOCK] = std::max(most[e / BLOCK], sr[e]);
-                most.back() = INFINITY;
+                if (n > 0)
+                    most.back() = INFINITY;
                 want = best_of(most, BLOCKS);
                 is_right = is_right && std::equal(want.begin(), want.end(), got_cand.begin() + row * BLOCKS);
             }
-            for (int t = 0; t < 200; t++) {
+            for (int t = 0; t < 200 && n > 0; t++) {
                 int64_t e = (int64_t)(r.next() % (uint64_t)n);
-                if (a.cand_in)
+                if (a.cand_in && n > BLOCKS * BLOCK)
                     e = list[row * BLOCKS + r.next() % (BLOCKS / 2)] * BLOCK;
                 uint8_t record[2][64];
                 const uint8_t *page = p.pages + blocks[seqs[row] * rows.blocks_stride + e / PAGE] * PAGE_BYTES;
@@ -282,7 +292,7 @@ void run_case(const bench_case &c, double bandwidth, double peak) {
     /* Work: keys once for rows that share them. */
     double scored = 0;
     for (int64_t i = 0; i < c.rows; i++)
-        scored += (double)(c.with_list ? std::min<int64_t>(pos[i] + 1, BLOCKS * BLOCK) : pos[i] + 1);
+        scored += (double)std::min<int64_t>((pos[i] + 1) / c.ratio, c.with_list ? BLOCKS * BLOCK : c.n);
     double bytes = 68 * (c.is_prefill && !c.with_list ? (double)c.n : scored), flops = 2.0 * HEADS * DIM * scored;
     printf("%-26s %5lld x %-7lld %10.1f %10.1f %9.1f %8.0f %5.0f%% %8.0f %5.0f%%  %s\n", c.name, (long long)c.rows,
            (long long)c.n, all * 1e6, scores * 1e6, (all - scores) * 1e6, bytes / scores * 1e-9,
@@ -365,12 +375,13 @@ void run_topk(int64_t rows, int64_t n) {
 
 } // namespace
 
-int main() {
+int main(int argc, char **argv) {
+    only = argc > 1 ? argv[1] : only;
     OK(cudaSetDevice(0));
     OK(cudaGetDeviceProperties(&dev.prop, 0));
     dev.arch = DI_CUDA_SM90;
     dev.n_sms = dev.prop.multiProcessorCount;
-    dev.limits.rows_max = 4096;
+    dev.limits.rows_max = 8192;
     dev.limits.entries_max = 1 << 20;
     dev.limits.keys_max = 1024;
     dev.limits.candidate_blocks = BLOCKS;
@@ -384,7 +395,7 @@ int main() {
 
     size_t n = (size_t)4 << 30;
     uint8_t *x = device<uint8_t>(n), *y = device<uint8_t>(n);
-    fill_pages<<<1024, 256>>>(x, n);
+    fill_pages<<<1024, 256>>>(x, n, 5);
     OK(cudaDeviceSynchronize());
     double read = (double)n / time_graph(4, [&](int) {
                       read_all<<<8 * dev.n_sms, 512, 0, stream.stream>>>((const uint4 *)(const void *)x,
@@ -416,11 +427,20 @@ int main() {
     run_case({"prefill, blocks out", 4096, 32768, true, false, true}, read, peak);
     run_case({"prefill, 2048 blocks in", 4096, 32768, true, true, false}, read, peak);
     run_case({"prefill, several chunks", 4096, 65536, true, false, false}, read, peak);
+    run_case({"prefill, near scales", 4096, 32768, true, false, false, 4}, read, peak);
+    /* Prompts from their start; keys of two tokens. */
+    run_case({"prompt", 1024, 512, true, false, false, 4, 2}, read, peak);
+    run_case({"prompt", 8192, 4096, true, false, false, 4, 2}, read, peak);
+    run_case({"prompt, far scales", 8192, 4096, true, false, false, 5, 2}, read, peak);
+    run_case({"prompt, blocks out", 8192, 4096, true, false, true, 4, 2}, read, peak);
+    run_case({"prompt, blocks in", 8192, 4096, true, true, false, 4, 2}, read, peak);
     printf("\n");
-    run_topk(1, 65536);
-    run_topk(128, 32768);
-    run_topk(128, 131072);
-    run_topk(1, 1 << 20);
+    if (!*only) {
+        run_topk(1, 65536);
+        run_topk(128, 32768);
+        run_topk(128, 131072);
+        run_topk(1, 1 << 20);
+    }
     printf("\n");
     for (auto &l : json)
         printf("%s\n", l.c_str());

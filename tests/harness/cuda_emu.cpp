@@ -1247,9 +1247,18 @@ float bf16_at(const uint8_t *p) {
 }
 
 /* out[k][mn], mn < n, in floats; row_stride between k. By chunks of 16 bytes, inside which nothing moves. */
-void operand_read(block *b, uint64_t desc, int n, bool is_e4m3, bool is_mn, float *out, size_t row_stride) {
+/* The values of bytes: of E4M3 codes, NULL where elements are bf16, or of integers. */
+const float *table_of(const di_emu_multiply &m) {
+    static const std::vector<float> integers = [] {
+        std::vector<float> v(256);
+        for (size_t i = 0; i < v.size(); i++)
+            v[i] = (float)(int8_t)i;
+        return v;
+    }();
+    return m.is_s8 ? integers.data() : m.is_e4m3 ? e4m3_table() : NULL;
+}
+void operand_read(block *b, uint64_t desc, int n, const float *table, bool is_mn, float *out, size_t row_stride) {
     operand o(desc);
-    const float *table = e4m3_table();
     int n_rows = is_mn ? 16 : n, n_chunks = is_mn ? n / 8 : 2;
     for (int i = 0; i < n_rows; i++)
         for (int c = 0; c < n_chunks; c++) {
@@ -1258,7 +1267,7 @@ void operand_read(block *b, uint64_t desc, int n, bool is_e4m3, bool is_mn, floa
             if (is_mn)
                 for (int e = 0; e < 8; e++)
                     out[(size_t)i * row_stride + (size_t)(c * 8 + e)] = bf16_at(p + 2 * e);
-            else if (is_e4m3)
+            else if (table)
                 for (int e = 0; e < 16; e++)
                     out[(size_t)(c * 16 + e) * row_stride + (size_t)i] = table[p[e]];
             else
@@ -1268,13 +1277,12 @@ void operand_read(block *b, uint64_t desc, int n, bool is_e4m3, bool is_mn, floa
 }
 
 /* Rows of A that a warp's threads hold, 16 x k. */
-void fragment_read(const uint32_t *const *a, bool is_e4m3, float (*out)[32]) {
-    const float *table = e4m3_table();
+void fragment_read(const uint32_t *const *a, const float *table, float (*out)[32]) {
     for (int l = 0; l < 32; l++)
         for (int w = 0; w < 4; w++)
-            for (int i = 0; i < (is_e4m3 ? 4 : 2); i++) {
-                int row = l / 4 + w % 2 * 8, per = is_e4m3 ? 4 : 2, k = w / 2 * 4 * per + l % 4 * per + i;
-                out[row][k] = is_e4m3 ? table[a[l][w] >> 8 * i & 255] : __uint_as_float(a[l][w] >> 16 * i << 16);
+            for (int i = 0; i < (table ? 4 : 2); i++) {
+                int row = l / 4 + w % 2 * 8, per = table ? 4 : 2, k = w / 2 * 4 * per + l % 4 * per + i;
+                out[row][k] = table ? table[a[l][w] >> 8 * i & 255] : __uint_as_float(a[l][w] >> 16 * i << 16);
             }
 }
 
@@ -1302,9 +1310,9 @@ void tile_move(tile *acc, const multiply &op, bool is_store) {
             float *places[4] = {at, at + 1, at + 8 * 256, at + 8 * 256 + 1};
             for (int e = 0; e < 4; e++)
                 if (is_store)
-                    d[i + e] = *places[e];
+                    d[i + e] = op.m.is_s8 ? __int_as_float((int32_t)*places[e]) : *places[e];
                 else
-                    *places[e] = d[i + e];
+                    *places[e] = op.m.is_s8 ? (float)__float_as_int(d[i + e]) : d[i + e];
         }
     }
 }
@@ -1319,7 +1327,8 @@ void run_multiplies(block *blk, warpgroup *g, uint32_t until) {
     while (g->n_done < until) {
         multiply &op = g->queue.front();
         const di_emu_multiply &m = op.m;
-        int n_k = m.is_e4m3 ? 32 : 16;
+        const float *table = table_of(m);
+        int n_k = table ? 32 : 16;
         if (held != op.d[0] || (has_last && last.m.n != m.n)) {
             if (has_last)
                 tile_move(acc, last, true);
@@ -1333,16 +1342,16 @@ void run_multiplies(block *blk, warpgroup *g, uint32_t until) {
                 const uint32_t *rows[32];
                 for (int l = 0; l < 32; l++)
                     rows[l] = op.a[w * 32 + l];
-                fragment_read(rows, m.is_e4m3, a + w * 16);
+                fragment_read(rows, table, a + w * 16);
             }
         } else {
             float *turned = me->turned;
-            operand_read(blk, m.a_desc, 64, m.is_e4m3, m.is_a_mn, turned, 64);
+            operand_read(blk, m.a_desc, 64, table, m.is_a_mn, turned, 64);
             for (int r = 0; r < 64; r++)
                 for (int k = 0; k < n_k; k++)
                     a[r][k] = turned[k * 64 + r];
         }
-        operand_read(blk, m.b_desc, m.n, m.is_e4m3, m.is_b_mn, b, 256);
+        operand_read(blk, m.b_desc, m.n, table, m.is_b_mn, b, 256);
         accumulate(acc, m.n, n_k, a, b);
         held = op.d[0];
         last = op;
@@ -1377,9 +1386,10 @@ void di_emu_wgmma(const di_emu_multiply &m, float *d, const uint32_t *a) {
         g->queue.back().n_here = 0;
     }
     multiply *op = &g->queue[number - g->n_done];
-    DI_EMU_CHECK(op->m.n == m.n && op->m.is_e4m3 == m.is_e4m3 && op->m.has_a_registers == m.has_a_registers &&
-                     op->m.is_a_mn == m.is_a_mn && op->m.is_b_mn == m.is_b_mn && op->m.a_desc == m.a_desc &&
-                     op->m.b_desc == m.b_desc && op->m.keep == m.keep,
+    DI_EMU_CHECK(op->m.n == m.n && op->m.is_e4m3 == m.is_e4m3 && op->m.is_s8 == m.is_s8 &&
+                     op->m.has_a_registers == m.has_a_registers && op->m.is_a_mn == m.is_a_mn &&
+                     op->m.is_b_mn == m.is_b_mn && op->m.a_desc == m.a_desc && op->m.b_desc == m.b_desc &&
+                     op->m.keep == m.keep,
                  "threads of a warpgroup issue different multiplies: n %d and %d, A %016llx and %016llx, B %016llx and "
                  "%016llx, keep %d and %d",
                  op->m.n, m.n, (unsigned long long)op->m.a_desc, (unsigned long long)m.a_desc,
@@ -1471,7 +1481,7 @@ template <bool E4M3> void mma_all(void **args, uint32_t) {
                 b[w * 4 * PER + l % 4 * PER + i][l / 4] =
                     E4M3 ? table[lanes[l]->b[w] >> 8 * i & 255] : __uint_as_float(lanes[l]->b[w] >> 16 * i << 16);
     }
-    fragment_read(rows, E4M3, a);
+    fragment_read(rows, E4M3 ? e4m3_table() : NULL, a);
     for (int l = 0; l < 32; l++)
         for (int i = 0; i < 4; i++) {
             float sum = lanes[l]->d[i];

@@ -40,6 +40,7 @@ struct di_emu_multiply { /* one warpgroup multiply as a thread issues it */
     bool is_e4m3, has_a_registers, is_a_mn, is_b_mn;
     uint64_t a_desc, b_desc;
     bool keep;
+    bool is_s8; /* with is_e4m3: 8-bit integers in its place, d the bits of int32_t */
 };
 void di_emu_wgmma(const di_emu_multiply &m, float *d, const uint32_t *a);
 void di_emu_wgmma_commit();
@@ -234,21 +235,26 @@ template <int N> static inline void cu_wgmma_wait() {
 }
 template <int N> static inline void cu_wgmma_pin(float (&)[N]) {
 }
+template <int N> static inline void cu_wgmma_pin(int32_t (&)[N]) {
+}
 static inline void cu_pin(uint32_t &) {
 }
 template <int B_MAJOR = 0, int A_MAJOR = 0, int H>
 static inline void cu_wgmma_bf16_ss(float (&d)[H], uint64_t a, uint64_t b, int keep) {
-    di_emu_wgmma({2 * H, false, false, A_MAJOR != 0, B_MAJOR != 0, a, b, keep != 0}, d, NULL);
+    di_emu_wgmma({2 * H, false, false, A_MAJOR != 0, B_MAJOR != 0, a, b, keep != 0, false}, d, NULL);
 }
 template <int B_MAJOR = 0, int H>
 static inline void cu_wgmma_bf16_rs(float (&d)[H], const uint32_t (&a)[4], uint64_t b, int keep) {
-    di_emu_wgmma({2 * H, false, true, false, B_MAJOR != 0, 0, b, keep != 0}, d, a);
+    di_emu_wgmma({2 * H, false, true, false, B_MAJOR != 0, 0, b, keep != 0, false}, d, a);
 }
 template <int H> static inline void cu_wgmma_e4m3_ss(float (&d)[H], uint64_t a, uint64_t b, int keep) {
-    di_emu_wgmma({2 * H, true, false, false, false, a, b, keep != 0}, d, NULL);
+    di_emu_wgmma({2 * H, true, false, false, false, a, b, keep != 0, false}, d, NULL);
 }
 template <int H> static inline void cu_wgmma_e4m3_rs(float (&d)[H], const uint32_t (&a)[4], uint64_t b, int keep) {
-    di_emu_wgmma({2 * H, true, true, false, false, 0, b, keep != 0}, d, a);
+    di_emu_wgmma({2 * H, true, true, false, false, 0, b, keep != 0, false}, d, a);
+}
+template <int H> static inline void cu_wgmma_s8_rs(int32_t (&d)[H], const uint32_t (&a)[4], uint64_t b, int keep) {
+    di_emu_wgmma({2 * H, true, true, false, false, 0, b, keep != 0, true}, (float *)(void *)d, a);
 }
 template <int N> static inline void cu_regs_give() {
     static_assert(N % 8 == 0 && N >= 24 && N <= 256, "registers by eights");

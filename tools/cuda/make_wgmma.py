@@ -9,6 +9,7 @@ import textwrap
 
 BF16_WIDTHS = (8, 16, 32, 48, 64, 80, 96, 112, 128, 192, 256)
 E4M3_WIDTHS = (8, 16, 32, 64, 96, 128, 192, 256)
+S8_WIDTHS = (64,)
 
 
 def define(name, pieces, lead="    "):
@@ -20,18 +21,21 @@ def define(name, pieces, lead="    "):
 def registers(n):
     """The accumulators of width n: as operands of the asm, and as the list in its text."""
     count = n // 2
-    operands = [f'"+f"(d[{i}]),' for i in range(count)]
-    operands[-1] = operands[-1][:-1]
+    operands = {}
+    for letter, kind in (("D", "f"), ("I", "r")):
+        operands[letter] = [f'"+{kind}"(d[{i}]),' for i in range(count)]
+        operands[letter][-1] = operands[letter][-1][:-1]
     texts = []
     for i in range(0, count, 16):
         row = ",".join(f"%{j}" for j in range(i, min(i + 16, count)))
         texts.append(f'"{row}{"," if i + 16 < count else ""}"')
-    return define(f"WGMMA_D{n}", operands) + define(f"WGMMA_T{n}", texts)
+    lists = define(f"WGMMA_D{n}", operands["D"]) + define(f"WGMMA_T{n}", texts)
+    return lists + (define(f"WGMMA_I{n}", operands["I"]) if n in S8_WIDTHS else "")
 
 
 def function(n, kind, a_place):
     """One overload: the accumulators' count picks the width."""
-    is_bf16 = kind == "bf16"
+    is_bf16, is_s8 = kind == "bf16", kind == "s8"
     first = n // 2  # number of the first operand after the accumulators
     if a_place == "ss":
         a_type, a_text, a_operands, used = "uint64_t a", f"%{first}", '"l"(a)', 1
@@ -46,13 +50,14 @@ def function(n, kind, a_place):
     tail = "".join(f",%{scale + 1 + i}" for i in range(len(majors)))
     immediates = "".join(f', "n"({m})' for m in majors)
     shape = f"m64n{n}k{16 if is_bf16 else 32}"
+    d_type, d_list, sum_kind, signs = ("int32_t", "I", "s32", "") if is_s8 else ("float", "D", "f32", ",1,1")
     return (
-        f"{params}__device__ static inline void cu_wgmma_{kind}_{a_place}(float (&d)[{first}], {a_type}, uint64_t b, "
+        f"{params}__device__ static inline void cu_wgmma_{kind}_{a_place}({d_type} (&d)[{first}], {a_type}, uint64_t b, "
         f"int keep) {{\n"
         f'    WGMMA_ASM("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{scale}, 0;\\n"\n'
-        f'              "wgmma.mma_async.sync.aligned.{shape}.f32.{kind}.{kind} {{" WGMMA_T{n}\n'
-        f'              "}},{a_text},%{b},p,1,1{tail};\\n}}"\n'
-        f'              : WGMMA_D{n} : {a_operands}, "l"(b), "r"(keep){immediates});\n'
+        f'              "wgmma.mma_async.sync.aligned.{shape}.{sum_kind}.{kind}.{kind} {{" WGMMA_T{n}\n'
+        f'              "}},{a_text},%{b},p{signs}{tail};\\n}}"\n'
+        f'              : WGMMA_{d_list}{n} : {a_operands}, "l"(b), "r"(keep){immediates});\n'
         f"}}\n"
     )
 
@@ -69,8 +74,11 @@ def main():
             for n in widths:
                 print(function(n, kind, a_place), end="")
     print()
+    for n in S8_WIDTHS:
+        print(function(n, "s8", "rs"), end="")
+    print()
     for n in sorted(set(BF16_WIDTHS + E4M3_WIDTHS)):
-        print(f"#undef WGMMA_D{n}\n#undef WGMMA_T{n}")
+        print(f"#undef WGMMA_D{n}\n#undef WGMMA_T{n}" + (f"\n#undef WGMMA_I{n}" if n in S8_WIDTHS else ""))
     print("/* clang-format on */")
 
 

@@ -30,6 +30,20 @@ enum {
 
 enum { SUM_AT, SUM_ALONE, SUM_GROUP, SUM_SEG, SUM_BLOCK_SEG, N_SUMS };
 
+/* Numbers of the rows from `first` on, as far as there are rows. */
+__device__ static inline void put_group(int32_t *to, int32_t first, int32_t n_rows, const int32_t (&v)[INDEX_GROUP]) {
+    static_assert(INDEX_GROUP == 4, "an int4");
+    if (first + INDEX_GROUP <= n_rows) {
+        *(int4 *)(void *)(to + first) = make_int4(v[0], v[1], v[2], v[3]);
+        return;
+    }
+#pragma unroll
+    for (int32_t i = 0; i < INDEX_GROUP; i++) {
+        if (first + i < n_rows)
+            to[first + i] = v[i];
+    }
+}
+
 /* One block; a thread takes INDEX_GROUP rows at a time, so that a group of rows is one thread's business. */
 template <int THREADS> __global__ void __launch_bounds__(THREADS) index_plan_rows(index_job job) {
     cu_grid_begin();
@@ -45,33 +59,34 @@ template <int THREADS> __global__ void __launch_bounds__(THREADS) index_plan_row
         for (int32_t i = 0; i < INDEX_GROUP; i++) {
             lead[i] = i;
             row[i] = {0, INDEX_FOLLOWS};
-            if (first + i >= job.n_rows)
-                continue;
-            row[i] = index_plan_row(job, first + i);
+            if (first + i < job.n_rows)
+                row[i] = index_plan_row(job, first + i);
             int32_t n_blocks = job.with_blocks ? (row[i].n + job.block - 1) / job.block : 0;
             add[i][SUM_AT] = add[i][SUM_ALONE] = index_spans(row[i].n);
-            add[i][SUM_SEG] = index_segments(row[i].n);
-            add[i][SUM_BLOCK_SEG] = index_segments(n_blocks);
+            add[i][SUM_SEG] = first + i < job.n_rows ? index_segments(row[i].n) : 0;
+            add[i][SUM_BLOCK_SEG] = first + i < job.n_rows ? index_segments(n_blocks) : 0;
         }
         /* Neighbours of one sequence join; the leader takes over their spans. */
 #pragma unroll
         for (int32_t i = 1; i < INDEX_GROUP; i++) {
-            if (!job.with_groups || first + i >= job.n_rows || row[i].kind != INDEX_ALONE ||
-                row[i - 1].kind > INDEX_GROUP || job.seq[first + i] != job.seq[first + i - 1])
-                continue;
+            bool joins = job.with_groups && first + i < job.n_rows && row[i].kind == INDEX_ALONE &&
+                         row[i - 1].kind <= INDEX_GROUP && job.seq[first + i] == job.seq[first + i - 1];
+            lead[i] = joins ? lead[i - 1] : i;
 #pragma unroll
             for (int32_t l = 0; l < i; l++) {
-                if (l != lead[i - 1])
-                    continue;
-                lead[i] = l;
-                row[l].kind = i - l + 1;
-                int32_t most = add[l][SUM_ALONE] > add[l][SUM_GROUP] ? add[l][SUM_ALONE] : add[l][SUM_GROUP];
-                add[l][SUM_GROUP] = most > add[i][SUM_ALONE] ? most : add[i][SUM_ALONE];
-                add[l][SUM_ALONE] = 0;
+                if (joins && lead[i] == l) {
+                    row[l].kind = i - l + 1;
+                    int32_t most = add[l][SUM_ALONE] > add[l][SUM_GROUP] ? add[l][SUM_ALONE] : add[l][SUM_GROUP];
+                    add[l][SUM_GROUP] = most > add[i][SUM_ALONE] ? most : add[i][SUM_ALONE];
+                    add[l][SUM_ALONE] = 0;
+                }
             }
-            add[i][SUM_ALONE] = 0;
-            row[i].kind = INDEX_FOLLOWS;
+            add[i][SUM_ALONE] = joins ? 0 : add[i][SUM_ALONE];
+            row[i].kind = joins ? INDEX_FOLLOWS : row[i].kind;
         }
+#pragma unroll
+        for (int32_t i = 0; i < INDEX_GROUP; i++)
+            add[i][SUM_GROUP] += add[i][SUM_GROUP] ? INDEX_GROUP_HEAD : 0;
         int32_t sum[N_SUMS];
 #pragma unroll
         for (int s = 0; s < N_SUMS; s++) {
@@ -93,33 +108,35 @@ template <int THREADS> __global__ void __launch_bounds__(THREADS) index_plan_row
             warp_sums[s][lane] = t;
         }
         __syncthreads();
-        int32_t home = 0;
+        int32_t home[INDEX_GROUP], values[INDEX_GROUP];
 #pragma unroll
         for (int s = 0; s < N_SUMS; s++) {
             int32_t at = before[s] + sum[s] - (add[0][s] + add[1][s] + add[2][s] + add[3][s]);
             at += warp > 0 ? warp_sums[s][warp - 1] : 0;
 #pragma unroll
             for (int32_t i = 0; i < INDEX_GROUP; i++) {
-                if (first + i < job.n_rows) {
-                    out[s][first + i] = at;
-                    if (s == SUM_AT) {
-                        home = lead[i] == i ? at : home;
-                        p.home[first + i] = home;
-                    }
-                }
+                values[i] = at;
+                if (s == SUM_AT)
+                    home[i] = i == 0 || lead[i] == i ? at : home[i - 1];
                 at += add[i][s];
             }
+            put_group(out[s], first, job.n_rows, values);
             before[s] += warp_sums[s][DI_WARP - 1];
         }
+        put_group(p.home, first, job.n_rows, home);
 #pragma unroll
-        for (int32_t i = 0; i < INDEX_GROUP; i++) {
-            if (first + i < job.n_rows) {
-                p.n[first + i] = row[i].n;
-                p.kind[first + i] = row[i].kind;
-                p.done[first + i] = 0;
-                p.block_done[first + i] = 0;
-            }
-        }
+        for (int32_t i = 0; i < INDEX_GROUP; i++)
+            values[i] = row[i].n;
+        put_group(p.n, first, job.n_rows, values);
+#pragma unroll
+        for (int32_t i = 0; i < INDEX_GROUP; i++)
+            values[i] = row[i].kind;
+        put_group(p.kind, first, job.n_rows, values);
+#pragma unroll
+        for (int32_t i = 0; i < INDEX_GROUP; i++)
+            values[i] = 0;
+        put_group(p.done, first, job.n_rows, values);
+        put_group(p.block_done, first, job.n_rows, values);
         __syncthreads();
     }
     if (threadIdx.x == 0) {
@@ -589,6 +606,7 @@ struct best_job {
     index_job job;
     best_kind kind;
     bool is_half;
+    bool is_rest; /* rows of one segment are chosen from elsewhere */
     int32_t k;
     int32_t *out;   /* [n_rows, k] */
     uint32_t *rank; /* what segments keep: k of each */
@@ -596,10 +614,14 @@ struct best_job {
     const float *scores; /* of BEST_SCORES */
 };
 
-/* Places [from, k) of a row hold nothing. */
-template <class T> __device__ static inline void fill_rest(T *out, uint32_t from, int32_t k, T nothing) {
-    for (int32_t at = (int32_t)(from + threadIdx.x); at < k; at += BEST_THREADS)
+/* Places [from, k) of a row hold nothing; by thread `thread` of n. */
+template <class T>
+__device__ static inline void fill_rest(T *out, uint32_t from, int32_t k, T nothing, int32_t thread, int32_t n) {
+    for (int32_t at = (int32_t)from + thread; at < k; at += n)
         out[at] = nothing;
+}
+template <class T> __device__ static inline void fill_rest(T *out, uint32_t from, int32_t k, T nothing) {
+    fill_rest(out, from, k, nothing, (int32_t)threadIdx.x, BEST_THREADS);
 }
 
 __device__ static best_source source_of(const best_job &b, int32_t row) {
@@ -669,8 +691,12 @@ __global__ void __launch_bounds__(BEST_THREADS, 1) index_best(best_job b) {
     if (lo >= hi)
         return;
     int32_t end = seg[hi];
+    if (b.is_rest && end - seg[lo] == hi - lo)
+        return;
     for (int32_t at = seg[lo] + (int32_t)blockIdx.x; at < end; at += (int32_t)gridDim.x) {
         int32_t row = index_last(seg, lo, hi, at), part = at - seg[row], n_seg = seg[row + 1] - seg[row];
+        if (b.is_rest && n_seg == 1)
+            continue;
         best_sink to = sink_of(b, row);
         /* 3 * (segments - 1) places for each row: for its segments, and for two rounds of three and more. */
         int64_t kept = 3 * (int64_t)((seg[row] - row) - (seg[lo] - lo)) * b.k, own = kept + (int64_t)part * b.k;
@@ -698,6 +724,216 @@ __global__ void __launch_bounds__(BEST_THREADS, 1) index_best(best_job b) {
             }
         }
         __syncthreads();
+    }
+}
+
+/* ---- many rows ---------------------------------------------------------------------------------------------------
+ * A prefill has thousands of rows of one segment: what counts then is how many rows are under way, not how soon one is
+ * done. A warp holds 4096 ranks of 16 bits, two in a register, and chooses without a barrier; longer rows are a
+ * block's. Rows go from the last to the first, since later rows have more entries. */
+
+enum {
+    MANY_THREADS = 256,
+    MANY_WARPS = MANY_THREADS / DI_WARP,
+    MANY_CHUNK = DI_WARP * BEST_WIDTH, /* items that a warp loads at a time */
+    MANY_CHUNKS = 16,
+    MANY_ITEMS = MANY_CHUNK * MANY_CHUNKS /* of a warp */
+};
+static_assert(MANY_ITEMS * MANY_WARPS == INDEX_SEGMENT, "a block holds a segment");
+
+struct many_room {
+    uint32_t sums[2][MANY_WARPS];
+};
+/* Over the threads of a team of so many warps, to all of them; of a block: `turn` as in block_all. */
+template <int OP, int WARPS> __device__ static inline uint32_t team_all(uint32_t v, many_room *room, int *turn) {
+    v = warp_all<OP>(v);
+    if (WARPS == 1)
+        return v;
+    uint32_t lane = threadIdx.x % DI_WARP;
+    if (lane == 0)
+        room->sums[*turn][threadIdx.x / DI_WARP] = v;
+    __syncthreads();
+    v = warp_all<OP>(lane < WARPS ? room->sums[*turn][lane] : 0);
+    *turn ^= 1;
+    return v;
+}
+/* How many of a pair of ranks reach `least`; ranks and limits lie in the upper halves of words, the first of a pair in
+ * its lower half. */
+__device__ static inline uint32_t reach_pair(uint32_t pair, uint32_t least) {
+    return (uint32_t)(pair >= least) + (uint32_t)(pair << 16 >= least);
+}
+/* The pairs that a thread holds; four chunks are passed over at a time, those of no items are zeros. */
+typedef uint32_t many_pairs[MANY_CHUNKS][BEST_WIDTH / 2];
+template <class F> __device__ static inline void each_pair(const many_pairs &pair, int32_t n_chunks, const F &f) {
+#pragma unroll
+    for (int c = 0; c < MANY_CHUNKS; c += 4) {
+        if (c < n_chunks) {
+#pragma unroll
+            for (int i = 0; i < 4 * (BEST_WIDTH / 2); i++)
+                f(pair[c + i / (BEST_WIDTH / 2)][i % (BEST_WIDTH / 2)]);
+        }
+    }
+}
+__device__ static inline void load_pairs(const best_source &s, int32_t first, int32_t end, many_pairs &pair) {
+#pragma unroll
+    for (int c = 0; c < MANY_CHUNKS; c++) {
+        int32_t at = first + c * MANY_CHUNK + (int32_t)(threadIdx.x % DI_WARP) * BEST_WIDTH;
+        uint4 x = make_uint4(0, 0, 0, 0);
+        if (at < end)
+            x = *(const uint4 *)(const void *)((const uint16_t *)s.from + at);
+        pair[c][0] = x.x, pair[c][1] = x.y, pair[c][2] = x.z, pair[c][3] = x.w;
+    }
+}
+/* The same of candidate blocks. */
+__device__ static __attribute__((noinline)) uint32_t block_pair(const best_source &s, int32_t b) {
+    return largest_of_block(s, b) >> 16 | largest_of_block(s, b + 1);
+}
+__device__ static inline void load_block_pairs(const best_source &s, int32_t first, int32_t end, many_pairs &pair) {
+#pragma unroll
+    for (int c = 0; c < MANY_CHUNKS; c++) {
+        int32_t at = first + c * MANY_CHUNK + (int32_t)(threadIdx.x % DI_WARP) * BEST_WIDTH;
+#pragma unroll
+        for (int i = 0; i < BEST_WIDTH; i += 2)
+            pair[c][i / 2] = at + i < end ? block_pair(s, at + i) : 0;
+    }
+}
+
+/* The k best of the items of s, in order, by a team; at most MANY_ITEMS for each of its warps, ranks of 16 bits.
+ * Returns how many there are. */
+template <int WARPS, bool IS_BLOCKS>
+__device__ static uint32_t best_of_many(const best_source &s, uint32_t k, int32_t *out, many_room *room, int *turn) {
+    uint32_t lane = threadIdx.x % DI_WARP, warp = WARPS > 1 ? threadIdx.x / DI_WARP : 0;
+    int32_t part = WARPS > 1 ? (s.n + WARPS * MANY_CHUNK - 1) / (WARPS * MANY_CHUNK) * MANY_CHUNK : s.n;
+    int32_t first = (int32_t)warp * part, end = first + part < s.n ? first + part : s.n;
+    int32_t n_chunks = (end - first + MANY_CHUNK - 1) / MANY_CHUNK; /* none below 1 */
+    many_pairs pair;
+    if (IS_BLOCKS)
+        load_block_pairs(s, first, end, pair);
+    else
+        load_pairs(s, first, end, pair);
+    uint32_t last = 0, ties = 0, n_ranks = 0; /* all that can be chosen */
+    if (s.n > (int32_t)k) {
+        each_pair(pair, n_chunks, [&](uint32_t x) { n_ranks += reach_pair(x, 1u << 16); });
+        n_ranks = team_all<BEST_SUM, WARPS>(n_ranks, room, turn);
+    }
+    if (n_ranks > k) {
+        /* The k-th largest bit by bit, as kth_rank finds it. */
+        uint32_t most = 0, differ = 0, above = 0;
+        each_pair(pair, n_chunks, [&](uint32_t x) {
+            most = x > most ? x : most;
+            most = x << 16 > most ? x << 16 : most;
+        });
+        most = team_all<BEST_MAX, WARPS>(most, room, turn) & 0xFFFF0000u;
+        each_pair(pair, n_chunks, [&](uint32_t x) {
+            uint32_t hi = x & 0xFFFF0000u, lo = x << 16;
+            differ |= (hi ? hi ^ most : 0) | (lo ? lo ^ most : 0);
+        });
+        uint32_t open = team_all<BEST_OR, WARPS>(differ, room, turn);
+        last = most & ~open;
+        while (open) {
+            uint32_t bit = 0x80000000u >> __clz((int)open), least = last | bit, count = 0;
+            each_pair(pair, n_chunks, [&](uint32_t x) { count += reach_pair(x, least); });
+            count = team_all<BEST_SUM, WARPS>(count, room, turn);
+            if (count >= k)
+                last = least;
+            else
+                above = count; /* the last of these counts is that of ranks above the k-th */
+            open ^= bit;
+        }
+        ties = k - above;
+    }
+    /* What a thread takes of each chunk: above `last` in the low half, equal to it in the high. */
+    uint32_t own[MANY_CHUNKS], before = 0, total = 0;
+#pragma unroll
+    for (int c = 0; c < MANY_CHUNKS; c++) {
+        own[c] = 0;
+        if (c < n_chunks) {
+            uint32_t reached = 0, beyond = 0;
+#pragma unroll
+            for (int i = 0; i < BEST_WIDTH / 2; i++) {
+                beyond += reach_pair(pair[c][i], last + 0x10000u);
+                reached += reach_pair(pair[c][i], last);
+            }
+            own[c] = beyond | (ties ? reached - beyond : 0) << 16;
+            total += own[c];
+        }
+    }
+    total = warp_all<BEST_SUM>(total);
+    if (WARPS > 1) {
+        if (lane == 0)
+            room->sums[*turn][warp] = total;
+        __syncthreads();
+        uint32_t all = lane < WARPS ? room->sums[*turn][lane] : 0;
+        *turn ^= 1;
+        before = warp_all<BEST_SUM>(lane < warp ? all : 0);
+        total = warp_all<BEST_SUM>(all);
+    }
+#pragma unroll
+    for (int c = 0; c < MANY_CHUNKS; c++) {
+        if (c < n_chunks) {
+            uint32_t sum = own[c];
+#pragma unroll
+            for (uint32_t d = 1; d < DI_WARP; d *= 2) {
+                uint32_t left = __shfl_up_sync(0xFFFFFFFFu, sum, d);
+                sum += lane >= d ? left : 0;
+            }
+            uint32_t at = before + sum - own[c], above = at & 0xFFFFu, equal = at >> 16;
+            before += __shfl_sync(0xFFFFFFFFu, sum, DI_WARP - 1);
+            int32_t item = first + c * MANY_CHUNK + (int32_t)lane * BEST_WIDTH;
+#pragma unroll
+            for (int i = 0; i < BEST_WIDTH; i++) {
+                uint32_t rank = i % 2 ? pair[c][i / 2] & 0xFFFF0000u : pair[c][i / 2] << 16;
+                bool is_above = rank > last, is_equal = ties && rank == last;
+                if (is_above || (is_equal && equal < ties))
+                    out[above + (equal < ties ? equal : ties)] = item + i;
+                above += is_above;
+                equal += is_equal;
+            }
+        }
+    }
+    uint32_t n_equal = total >> 16;
+    return (total & 0xFFFFu) + (n_equal < ties ? n_equal : ties);
+}
+/* One row, by threads `thread` of WARPS warps. */
+template <int WARPS, bool IS_BLOCKS>
+__device__ static inline void put_many(const best_job &b, int32_t row, const best_source &s, many_room *room,
+                                       int *turn) {
+    int32_t thread = (int32_t)threadIdx.x % (WARPS * DI_WARP);
+    best_sink to = sink_of(b, row);
+    uint32_t n = best_of_many<WARPS, IS_BLOCKS>(s, (uint32_t)b.k, to.out, room, turn);
+    fill_rest(to.out, n, b.k, -1, thread, WARPS * DI_WARP);
+    if (!to.list)
+        return;
+    if (WARPS == 1)
+        __syncwarp();
+    else
+        __syncthreads();
+    for (int32_t i = thread; i < (int32_t)n; i += WARPS * DI_WARP) {
+        int32_t v = to.out[i];
+        to.out[i] = to.list[v / to.block] * to.block + v % to.block;
+    }
+}
+
+/* Rows of one segment; at_once: rows that a block takes at a time, at most its warps. */
+template <bool IS_BLOCKS>
+__global__ void __launch_bounds__(MANY_THREADS, 2) index_best_many(best_job b, int32_t at_once) {
+    __shared__ many_room room;
+    cu_grid_begin();
+    int32_t lo, hi, warp = (int32_t)threadIdx.x / DI_WARP;
+    int turn = 0;
+    index_chunk_rows(b.job, &lo, &hi);
+    for (int32_t end = hi - (int32_t)blockIdx.x * at_once; end > lo; end -= (int32_t)gridDim.x * at_once) {
+        int32_t begin = end - at_once > lo ? end - at_once : lo;
+        if (warp < end - begin) {
+            best_source s = source_of(b, begin + warp);
+            if (s.n <= MANY_ITEMS)
+                put_many<1, IS_BLOCKS>(b, begin + warp, s, &room, &turn);
+        }
+        for (int32_t row = begin; row < end; row++) {
+            best_source s = source_of(b, row);
+            if (s.n > MANY_ITEMS && s.n <= INDEX_SEGMENT)
+                put_many<MANY_WARPS, IS_BLOCKS>(b, row, s, &room, &turn);
+        }
     }
 }
 
@@ -840,10 +1076,23 @@ static bool fits(const di_device *dev, const di_index_select_args *a) {
 /* n_max: items of a row, at most. */
 static void run_best(const di_device *dev, const best_job &b, int64_t n_max, cudaStream_t stream) {
     int64_t n_seg = b.job.n_rows * DI_MAX(DI_CEIL_DIV(n_max, (int64_t)INDEX_SEGMENT), (int64_t)1);
-    if (n_max > INDEX_SEGMENT && b.k > BEST_K_MAX)
+    if (n_max > INDEX_SEGMENT && b.k > BEST_K_MAX) {
         DI_LAUNCH_PDL(index_best_any, (unsigned)DI_MIN(b.job.n_rows, dev->n_sms), BEST_THREADS, 0, stream, b, -1);
-    else
-        DI_LAUNCH_PDL(index_best, (unsigned)DI_MIN(n_seg, (int64_t)dev->n_sms), BEST_THREADS, 0, stream, b);
+        return;
+    }
+    best_job rest = b;
+    if (b.is_half && b.job.n_rows > dev->n_sms) {
+        int32_t n_blocks = 2 * dev->n_sms, at_once = DI_MIN(DI_CEIL_DIV(b.job.n_rows, n_blocks), (int32_t)MANY_WARPS);
+        unsigned grid = (unsigned)DI_MIN(DI_CEIL_DIV(b.job.n_rows, at_once), n_blocks);
+        if (b.kind == BEST_BLOCKS)
+            DI_LAUNCH_PDL(index_best_many<true>, grid, MANY_THREADS, 0, stream, b, at_once);
+        else
+            DI_LAUNCH_PDL(index_best_many<false>, grid, MANY_THREADS, 0, stream, b, at_once);
+        rest.is_rest = true;
+        if (n_max <= INDEX_SEGMENT)
+            return;
+    }
+    DI_LAUNCH_PDL(index_best, (unsigned)DI_MIN(n_seg, (int64_t)dev->n_sms), BEST_THREADS, 0, stream, rest);
 }
 
 di_status di_cuda_index_select(di_stream *stream, const di_index_select_args *a) {

@@ -20,6 +20,7 @@
 enum {
     INDEX_SPAN = 128,      /* entries that a block scores at a time */
     INDEX_GROUP = 4,       /* rows that score the same keys together, at most */
+    INDEX_GROUP_HEAD = 2,  /* spans that take as long as preparing a group's queries */
     INDEX_SEGMENT = 32768, /* ranks that a block chooses from at a time */
     INDEX_CHUNK_BYTES = 256 << 20
 };
@@ -36,7 +37,7 @@ struct index_plan {
     int32_t *block_done; /* */
     int32_t *at;         /* spans before the row */
     int32_t *alone;      /* spans of rows that are scored alone */
-    int32_t *group;      /* spans of rows that lead others */
+    int32_t *group;      /* spans of rows that lead others, and INDEX_GROUP_HEAD before each one's */
     int32_t *seg;        /* segments of entries; a row has one at least */
     int32_t *block_seg;  /* segments of candidate blocks */
 };

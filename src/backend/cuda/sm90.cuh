@@ -357,10 +357,12 @@ __device__ static inline void cu_dsmem_store(uint32_t mapped, float v) {
  *   cu_wgmma_bf16_rs<B_MAJOR>(d, a, b_desc, keep)                 A from registers, each warp its 16 rows
  *   cu_wgmma_e4m3_ss(d, a_desc, b_desc, keep)                     k = 32, both K-major
  *   cu_wgmma_e4m3_rs(d, a, b_desc, keep)
+ *   cu_wgmma_s8_rs(d, a, b_desc, keep)                            likewise, of integers; d is int32_t, sums are exact
  *
- * N is twice the size of float d[N/2]: 8, 16, 32, 64, 96, 128, 192, 256, bf16 also 48, 80, 112. keep 0 overwrites d
- * (first k step). B's rows of a K-major tile are n. Sums: bf16 in f32; e4m3 with fewer bits (about 14) inside one
- * instruction's k and across instructions of one accumulator, so long sums add partial results in f32 outside. */
+ * N is twice the size of d[N/2]: 8, 16, 32, 64, 96, 128, 192, 256, bf16 also 48, 80, 112, s8 64 alone. keep 0
+ * overwrites d (first k step). B's rows of a K-major tile are n. Sums: bf16 in f32; e4m3 with fewer bits (about 14)
+ * inside one instruction's k and across instructions of one accumulator, so long sums add partial results in f32
+ * outside. */
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define WGMMA_ASM(...) asm volatile(__VA_ARGS__)
@@ -382,6 +384,11 @@ template <int N> __device__ static inline void cu_wgmma_pin(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++)
         asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int N> __device__ static inline void cu_wgmma_pin(int32_t (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+r"(d[i])::"memory");
 }
 
 /* Holds one word of A likewise: before the fence, after what computes it. */
