@@ -6,7 +6,8 @@
  * case are checked against a slow kernel in double, in the same run.
  *
  *   nvcc -std=c++17 -O3 -ftz=true -fmad=false -gencode=arch=compute_90a,code=sm_90a -I src -I include -o moe_bench \
- *        bench/cuda/moe_bench.cu src/backend/cuda/moe.cu src/backend/cuda/moe_fp8_sm90.cu -ldl
+ *        bench/cuda/moe_bench.cu src/backend/cuda/moe.cu src/backend/cuda/route.cu \
+ *        src/backend/cuda/moe_fp8_sm90.cu -ldl
  *   ./moe_bench [--cublaslt PATH] [--portable] [--quick]
  *
  * us: the whole operation (sorting, both products, sum). without: the same less sorting and sum, each measured alone.

@@ -91,7 +91,9 @@ DI_PROPERTY(route_has_the_references_bits, 1) {
     check_route(&t, &rng, DI_F32, 3, 5120, 384, 6, 5120, false);
     check_route(&t, &rng, DI_BF16, 9, 1000, 7, 7, 1001, false); /* no group of 32 at the end, no alignment */
     check_route(&t, &rng, DI_F32, 9, 100, 33, 2, 101, true);
-    check_route(&t, &rng, DI_BF16, 530, 512, 70, 6, 512, false); /* tiles of rows */
+    check_route(&t, &rng, DI_BF16, 35, 3200, 30, 6, 3208, true); /* operands in stages, the last one partial */
+    check_route(&t, &rng, DI_BF16, 201, 160, 90, 6, 160, true);  /* many rows; fewer groups than warps */
+    check_route(&t, &rng, DI_BF16, 530, 512, 70, 6, 512, false);
     check_route(&t, &rng, DI_BF16, 600, 256, 64, 4, 256, true);
     check_route(&t, &rng, DI_F32, 515, 72, 66, 4, 73, false);
     for (int i = 0; i < 8; i++) {

@@ -147,10 +147,10 @@ __device__ static inline float cu_quad_sum(const float (&p)[8]) {
     return even + odd;
 }
 
-/* The sums of groups s[0..n), shared memory, 16-byte aligned, added in rising order. Loads run ahead of the chain. */
-__device__ static inline float cu_ordered_sum(const float *s, int n) {
+/* The sums of groups s[0..n), shared memory, 16-byte aligned, added to acc in rising order. Loads run ahead of the
+ * chain. */
+__device__ static inline float cu_ordered_sum(const float *s, int n, float acc = 0.0f) {
     const float4 *at = (const float4 *)s;
-    float acc = 0.0f;
     int i = 0;
     if (n >= 16) {
         float4 now[4], next[4];
