@@ -1,8 +1,10 @@
 /* Tokens that stay on the device: what one step drew becomes the input of the next (ops.h, feed). */
 #include "cu.cuh"
+#include "sm90.cuh"
 
 __global__ void feed_kernel(di_feed_args a) {
     int32_t i = (int32_t)(blockIdx.x * blockDim.x + threadIdx.x);
+    cu_grid_begin();
     if (i >= a.n || a.from[i] < 0)
         return;
     int32_t token = a.tokens[a.from[i]];
@@ -20,6 +22,6 @@ di_status di_cuda_feed(di_stream *stream, const di_feed_args *a) {
     if (a->n < 0 || !a->from || !a->tokens || !a->ids || a->n_gram < 0 || (a->n_gram && !a->grams))
         return DI_ERR_SHAPE;
     if (a->n)
-        DI_LAUNCH(feed_kernel, (unsigned)((a->n + 127) / 128), 128, 0, stream->stream, *a);
+        DI_LAUNCH_PDL(feed_kernel, (unsigned)((a->n + 127) / 128), 128, 0, stream->stream, *a);
     return DI_OK;
 }

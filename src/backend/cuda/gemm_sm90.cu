@@ -132,6 +132,7 @@ template <di_dtype T, int N, bool SEQ> struct narrow_plan {
         }
     }
     __device__ void done(int i, const float (&acc)[N / 2]) {
+        cu_grid_wait(); /* the kernels before may still read what is written here */
         place p = at(i);
         if constexpr (SEQ) {
 #pragma unroll
@@ -170,14 +171,23 @@ template <di_dtype T, int N, bool SEQ> struct narrow_plan {
         __threadfence();
         if (threadIdx.x % TILE_GROUP == 0)
             gemm_arrivals[p.tile * 2 + threadIdx.x / TILE_GROUP] = 0;
+        /* Pieces are added in order; as many are on their way at once as registers hold. */
+        constexpr int BATCH = N > 96 ? 1 : 192 / N;
+        const float *from = piece(p, 0);
+        for (int s0 = 0; s0 < shape.n_splits; s0 += BATCH) {
+            float v[BATCH][N / 2];
 #pragma unroll
-        for (int k = 0; k < N / 2; k++)
-            sum[k] = __ldcg(piece(p, 0) + k * TILE_GROUP);
-        for (int s = 1; s < shape.n_splits; s++) {
-            const float *from = piece(p, s);
+            for (int b = 0; b < BATCH; b++, from += 2 * (N / 2 * TILE_GROUP)) {
 #pragma unroll
-            for (int k = 0; k < N / 2; k++)
-                sum[k] += __ldcg(from + k * TILE_GROUP);
+                for (int k = 0; k < N / 2; k++)
+                    v[b][k] = s0 + b < shape.n_splits ? __ldcg(from + k * TILE_GROUP) : 0.0f;
+            }
+#pragma unroll
+            for (int b = 0; b < BATCH; b++) {
+#pragma unroll
+                for (int k = 0; k < N / 2; k++)
+                    sum[k] = s0 + b == 0 ? v[b][k] : s0 + b < shape.n_splits ? sum[k] + v[b][k] : sum[k];
+            }
         }
     }
     __device__ float *piece(const place &p, int split) const {
@@ -204,6 +214,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     narrow_plan<T, N, SEQ> plan{job, shape, last, {}};
     if (threadIdx.x >= CONSUMERS) {
         cu_regs_give<IS_PACKED ? 40 : 104>();
+        cu_grid_begin(); /* before the activations; weights are on their way */
         if constexpr (!IS_PACKED)
             tile_convert<T>(ring, plan, job.x, threadIdx.x - CONSUMERS);
         else if (threadIdx.x == CONSUMERS)
@@ -218,6 +229,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 template <di_dtype T>
 __global__ void __launch_bounds__(PACK_THREADS) gemm_pack(const __grid_constant__ di_act x, uint8_t *packed) {
     constexpr int P = tile_piece<T>::PIECES;
+    cu_grid_begin();
     uint8_t *tile = packed + ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * tile_x_bytes<WIDE_ROWS>::STAGE;
     for (int i = threadIdx.x; i < WIDE_ROWS * P; i += PACK_THREADS) {
         int64_t row = (int64_t)blockIdx.y * WIDE_ROWS + i / P;
@@ -233,10 +245,10 @@ static void narrow_launch(di_stream *stream, const gemm_job &job, const narrow_s
     unsigned grid = (unsigned)(n_units < stream->dev->n_sms ? n_units : stream->dev->n_sms);
     size_t smem = tile_ring<N, narrow_stages<N>::COUNT>::BYTES;
     if (N == WIDE_ROWS) {
-        DI_LAUNCH((gemm_pack<T>), dim3((unsigned)(job.x.n_cols / TILE_K), (unsigned)shape.n_row_tiles), PACK_THREADS, 0,
-                  stream->stream, job.x, shape.packed);
+        DI_LAUNCH_PDL((gemm_pack<T>), dim3((unsigned)(job.x.n_cols / TILE_K), (unsigned)shape.n_row_tiles),
+                      PACK_THREADS, 0, stream->stream, job.x, shape.packed);
     }
-    DI_LAUNCH((gemm_narrow<T, N, SEQ>), grid, THREADS, smem, stream->stream, job, shape);
+    DI_LAUNCH_PDL((gemm_narrow<T, N, SEQ>), grid, THREADS, smem, stream->stream, job, shape);
 }
 
 template <di_dtype T>
