@@ -307,6 +307,26 @@ DI_PROPERTY(fast_moe_is_close, 1) {
     twin_close(&t);
 }
 
+/* Where bits may depend on the batch, many rows are multiplied in bf16. */
+DI_PROPERTY(order_free_moe_is_close, 1) {
+    uint64_t rng = seed;
+    di_limits limits = limits_of(700, 5120, 2304, 40, 6);
+    twin t;
+    di_error err = {0};
+    if (!twin_try_open(&t, &limits, "sm90", true, &err))
+        di_test_skip("%s", err.message);
+    check_fast_cases(&t, &rng);
+    for (int i = 0; i < 4; i++) { /* widths of tiles, both formats, the shortest k */
+        const int64_t rows[4] = {57, 64, 97, 256};
+        twin_turn(seed, i);
+        check_fast(&t, &rng,
+                   (moe_case){.n = rows[i], .h = 256, .inner = 256, .k = 1, .n_experts = 2, .has_shared = true},
+                   i % 2 ? DI_F8_E4M3 : DI_F4_E2M1, i % 2 ? DI_F4_E2M1 : DI_F8_E4M3, 1.3);
+    }
+    twin_turn(0, 1);
+    twin_close(&t);
+}
+
 /* A row's bits don't depend on its batch: rows of a large batch, which takes one form, alone and a few together, which
  * take another. */
 static void check_rows_apart(twin *t, uint64_t *rng) {
@@ -410,5 +430,6 @@ static void moe_refuses(void **state) {
 
 DI_TEST_GROUP(cuda_moe, cmocka_unit_test(route_has_the_references_bits),
               cmocka_unit_test(portable_moe_has_the_references_bits), cmocka_unit_test(fast_moe_is_close),
-              cmocka_unit_test(fast_moe_rows_stand_alone), cmocka_unit_test(sm100_moe_is_close),
-              cmocka_unit_test(sm100_moe_rows_stand_alone), cmocka_unit_test(moe_refuses));
+              cmocka_unit_test(fast_moe_rows_stand_alone), cmocka_unit_test(order_free_moe_is_close),
+              cmocka_unit_test(sm100_moe_is_close), cmocka_unit_test(sm100_moe_rows_stand_alone),
+              cmocka_unit_test(moe_refuses));

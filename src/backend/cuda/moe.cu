@@ -162,6 +162,8 @@ __device__ static inline void order_pair_codes(const moe_pairing &p, int64_t i) 
                        __byte_perm(b.z, b.w, 0x6420));
     to[1] = make_uint4(__byte_perm(a.x, a.y, 0x7531), __byte_perm(a.z, a.w, 0x7531), __byte_perm(b.x, b.y, 0x7531),
                        __byte_perm(b.z, b.w, 0x7531));
+    uint32_t scale = p.from_scale[i]; /* 2^-127 is flushed where it is used */
+    p.to_scale[i] = __uint_as_float(scale == 255 ? 0x7FC00000u : scale << 23);
 }
 
 __global__ void __launch_bounds__(256) order_pairing(moe_pairing p) {
@@ -304,7 +306,7 @@ __global__ void __launch_bounds__(ORDER_THREADS) order_place(moe_order o) {
 }
 
 void di_moe_order_start(const di_stream *stream, const moe_order *o, const moe_pairing *pairing) {
-    moe_pairing p = pairing ? *pairing : moe_pairing{NULL, NULL, 0};
+    moe_pairing p = pairing ? *pairing : moe_pairing{};
     if ((int64_t)o->n_rows * o->k <= ORDER_SMALL && o->n_experts < ORDER_SMALL &&
         (int64_t)o->n_rows * o->per_row <= 2 * ORDER_SMALL) {
         int64_t more = DI_MIN((p.n_groups + ORDER_SMALL - 1) / ORDER_SMALL, (int64_t)128);
@@ -529,7 +531,7 @@ size_t di_cuda_need_moe(const di_device *dev, const di_limits *limits) {
                       di_cuda_piece((size_t)(n * (k + 1) * h) * sizeof(float));
     size_t fast = 0;
     if (dev->arch == DI_CUDA_SM90)
-        fast = di_moe_sm90_bytes(limits->rows_max, k, limits->experts_max, h, limits->intermediate);
+        fast = di_moe_sm90_bytes(dev, limits->rows_max, k, limits->experts_max, h, limits->intermediate);
     else if (dev->arch == DI_CUDA_SM100)
         fast = di_moe_sm100_bytes(limits->rows_max, k, limits->experts_max, h, limits->intermediate);
     return DI_MAX(DI_MAX(route, portable), fast);

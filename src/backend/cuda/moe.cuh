@@ -46,11 +46,12 @@ typedef struct moe_order {
  * that. (moe.cu) */
 size_t di_moe_order_cut(const di_moe_args *a, int64_t row0, int64_t n_rows, int32_t tile_rows, uint8_t *base,
                         moe_order *out);
-/* E4M3 codes in the order that FP4 weights have as operands: in each group of 32, codes 8c + 2i at byte 4c + i and
- * 8c + 2i + 1 at byte 16 + 4c + i. */
+/* Scales of activations as floats, and E4M3 codes in the order that FP4 weights have as operands: in each group of 32,
+ * codes 8c + 2i at byte 4c + i and 8c + 2i + 1 at byte 16 + 4c + i. */
 typedef struct moe_pairing {
-    const uint8_t *from;
+    const uint8_t *from, *from_scale;
     uint8_t *to;
+    float *to_scale;
     int64_t n_groups;
 } moe_pairing;
 
@@ -63,7 +64,7 @@ void di_moe_sum(const di_stream *stream, const moe_order *o, const void *y, di_d
 /* The fast kernels: Hopper, faithful numerics, weights in FP4 or FP8. (moe_fp8_sm90.cu) */
 bool di_moe_sm90_fits(const di_stream *stream, const di_moe_args *a);
 di_status di_moe_sm90(const di_stream *stream, const di_moe_args *a);
-size_t di_moe_sm90_bytes(int64_t n_rows, int64_t k, int64_t n_experts, int64_t h, int64_t inner);
+size_t di_moe_sm90_bytes(const di_device *dev, int64_t n_rows, int64_t k, int64_t n_experts, int64_t h, int64_t inner);
 
 /* Likewise on Blackwell, taken when asked for. (moe_sm100.cu) */
 bool di_moe_sm100_fits(const di_stream *stream, const di_moe_args *a);

@@ -1,10 +1,9 @@
-/* Mixture of experts on Hopper's tensor cores, faithful numerics: E4M3 activations, experts in FP4 or FP8.
+/* Mixture of experts on Hopper's tensor cores, faithful numerics: E4M3 activations, experts in FP4 or FP8. The host's
+ * side, and the kernels for few to a few dozen rows of an expert; those for more are moe_many_sm90.cu's.
  *
  * Both products are out^T = W . X^T by E4M3 multiplies of 64 x N x 32: 32 k are one scale group, so a multiply starts
- * from zero and its sums are added to the accumulators in float, times the scales of weight and activation. E2M1 values
- * are E4M3 values: a word of eight codes becomes two words of operand A by placing bits (2^-6 of the value), codes at
- * even places, then those at odd ones; activations for FP4 experts lie in memory with the same order inside each group
- * of 32 ("paired", moe.cuh). FP8 experts take them as they are.
+ * from zero and its sums are added to the accumulators in float, times the scales of weight and activation. What the
+ * weights look like then, and activations with them, is in moe_sm90.cuh.
  *
  * A thread holds two rows of W, mma rows l/4 and l/4 + 8 of its warp's 16. In the first product they are the same row
  * of w1 and w3, so that gate and up of an output meet in one thread, and a warpgroup's 64 rows are the 32 outputs of
@@ -13,16 +12,15 @@
  * A block is a unit: a tile of up to N rows of an expert, 64 rows of W for each warpgroup, all k. Copies run ahead
  * through stages of 128 bytes of each row of W; each warp reads the weights that it copied, activations are the
  * block's. A row's sum is one accumulator over groups in rising k, whatever N: bits don't depend on the batch. Up to
- * N = 16 memory binds, beyond that the adding of groups. Between the products, which are two launches: codes and scales
- * [pairs, inner]; after the second: bf16 [pairs, H], which moe.cu adds up. Against the reference: inside a group the
- * tensor core keeps about 13 bits below the largest product; groups are added without the reference's roundings (g, u
- * and results can differ by a bf16 ulp, an activation then by one E4M3 code), and silu is by fast instructions (a few
- * ulps of fp32). A scale 255 of weights acts as infinity, of activations as NaN. */
-#include "moe.cuh"
-
-#include "rows.cuh"
-
-enum { W1, W3, W2 }; /* places of a tile's matrices */
+ * N = 16 memory and the turns of instructions bind alike, beyond that the adding of groups. Between the products, which
+ * are two launches: codes and scales [pairs, inner]; after the second: bf16 [pairs, H], which moe.cu adds up. Scales of
+ * activations are floats in memory, so that no block of the many that read one converts it.
+ *
+ * Against the reference: inside a group the tensor core keeps about 13 bits below the largest product; groups are added
+ * without the reference's roundings (g, u and results can differ by a bf16 ulp, an activation then by one E4M3 code),
+ * and silu is by fast instructions (a few ulps of fp32). A scale 255 of weights acts as infinity, of activations as
+ * NaN. */
+#include "moe_sm90.cuh"
 
 enum {
     FP8_GROUP = 128, /* threads of a warpgroup */
@@ -30,16 +28,6 @@ enum {
     FP8_PITCH = 128 + 16,
     FP8_CODES = 64 * FP8_PITCH, /* of a warpgroup */
 };
-
-typedef struct fp8_args {
-    moe_order o;
-    const uint8_t *x, *x_paired, *x_scale; /* of the order's first row */
-    int32_t h, inner;
-    float limit;
-    bool is_fp8, is_fp8_shared; /* weights of routed experts, of the shared one */
-    uint8_t *act, *act_scale;
-    uint16_t *y;
-} fp8_args;
 
 /* What a width has: WGS warpgroups in a block, a ring of STAGES, BLOCKS on a multiprocessor. Scales of weights come
  * all at once when a unit begins (few blocks of memory, read in one piece), or with the stages where there is no room.
@@ -50,8 +38,8 @@ template <int N> struct fp8_shape {
     static constexpr int STAGES = 3, BLOCKS = N == 8 ? 5 : N == 16 ? 4 : N == 32 ? 3 : 2;
     static constexpr int X = 0, W = N * 256, W_OWN = FP8_CODES + (IS_AT_ONCE ? 0 : 64 * 8);
     static constexpr int STAGE = (W + WGS * W_OWN + 1023) / 1024 * 1024;
-    static constexpr int TABLE = 8 * N * 4; /* scales of a stage's activations as floats, [group][row]; two of them */
-    static constexpr int TABLES = STAGES * STAGE, X_SCALES = TABLES + 2 * TABLE, SCALES = X_SCALES + STAGES * N * 8;
+    static constexpr int TABLE = 8 * N * 4; /* scales of a stage's activations, [group][row] */
+    static constexpr int TABLES = STAGES * STAGE, SCALES = TABLES + STAGES * TABLE;
 
     static int bytes(int32_t h, int32_t inner) {
         return SCALES + (IS_AT_ONCE ? WGS * 2 * DI_MAX(h, inner) : 0);
@@ -67,26 +55,19 @@ typedef struct fp8_unit {
     bool is_fp8;
 } fp8_unit;
 
-/* Units follow each other expert by expert, in an expert all tiles of rows for one part of W, so that what is read by
- * several blocks is read at the same time. */
-__device__ static inline bool fp8_find(const fp8_args &a, int32_t parts, fp8_unit &u) {
-    int32_t unit = (int32_t)blockIdx.x, t = unit / parts, n_tiles = a.o.head[MOE_N_TILES];
-    moe_tile tile = a.o.tiles[t]; /* if it is none: what lies there */
-    if (t >= n_tiles)
+__device__ static inline bool fp8_find_unit(const fp8_args &a, int32_t parts, fp8_unit &u) {
+    const moe_tile *tile = moe_sm90_find(a.o, (int32_t)blockIdx.x, parts, u.part);
+    if (!tile)
         return false;
-    int32_t at = unit - tile.first * parts;
-    u.part = at / tile.count;
-    if (tile.count > 1)
-        tile = a.o.tiles[tile.first + at - u.part * tile.count];
-    u.expert = tile.expert;
-    u.pair0 = tile.pair0;
-    u.n = tile.n;
+    u.expert = tile->expert;
+    u.pair0 = tile->pair0;
+    u.n = tile->n;
 #pragma unroll
     for (int m = 0; m < 3; m++) {
-        u.data[m] = tile.data[m];
-        u.scale[m] = tile.scale[m];
+        u.data[m] = tile->data[m];
+        u.scale[m] = tile->scale[m];
     }
-    u.is_fp8 = u.expert == a.o.n_experts ? a.is_fp8_shared : a.is_fp8;
+    u.is_fp8 = moe_sm90_is_fp8(a, u.expert);
     return true;
 }
 
@@ -168,14 +149,18 @@ template <di_dtype T, int N, bool IS_DOWN> struct fp8_weights {
     }
 };
 
-/* The block's activations: a thread has one chunk of 16 bytes of some rows; thread n the scales of row n. */
-template <di_dtype T, int N> struct fp8_rows {
-    typedef fp8_shape<N> S;
+/* The block's activations, N rows of which u.n are there: a thread has one chunk of 16 bytes of some, and the scale of
+ * one group of some. */
+template <di_dtype T, int N, int NS> struct fp8_rows {
+    typedef fp8_shape<NS> S;
     static constexpr int K = T == DI_F8_E4M3 ? 128 : 256; /* of a stage, bytes of a row */
     static constexpr int STEP = S::THREADS / (K / 16);    /* rows at a time */
     static constexpr int SHARE = N / STEP > 0 ? N / STEP : 1;
-    const uint8_t *data[SHARE], *scale; /* NULL: no such row */
-    uint32_t to;
+    static constexpr int GROUPS = K / 32, SCALE_STEP = S::THREADS / GROUPS;
+    static constexpr int SCALE_SHARE = N / SCALE_STEP > 0 ? N / SCALE_STEP : 1;
+    const uint8_t *data[SHARE]; /* NULL: no such row */
+    const float *scale[SCALE_SHARE];
+    uint32_t to, to_scale;
 
     template <bool IS_DOWN> __device__ void begin(const fp8_args &a, const fp8_unit &u) {
         int t = threadIdx.x, chunk = t % (K / 16), n0 = t / (K / 16);
@@ -187,7 +172,13 @@ template <di_dtype T, int N> struct fp8_rows {
             int n = n0 + i * STEP;
             data[i] = n < u.n && n < N ? x + row_of(n) * n_in + chunk * 16 : NULL;
         }
-        scale = t < u.n ? (IS_DOWN ? a.act_scale : a.x_scale) + row_of(t) * (n_in / 32) : NULL;
+#pragma unroll
+        for (int i = 0; i < SCALE_SHARE; i++) {
+            int n = t / GROUPS + i * SCALE_STEP;
+            scale[i] =
+                n < u.n && n < N ? (IS_DOWN ? a.act_scale : a.x_scale) + row_of(n) * (n_in / 32) + t % GROUPS : NULL;
+        }
+        to_scale = (uint32_t)(t % GROUPS * N + t / GROUPS) * 4;
         to = cu_sw128(n0, chunk * 16, N); /* STEP is a multiple of 8: rows of a thread have one swizzle */
     }
     __device__ void copy(uint32_t stage, uint32_t scales) {
@@ -199,23 +190,11 @@ template <di_dtype T, int N> struct fp8_rows {
                 data[i] += K;
             }
         }
-        if (scale) {
-            cu_cp<K / 32>(scales + threadIdx.x * 8, scale);
-            scale += K / 32;
-        }
-    }
-    /* The thread's row of scales as floats; it alone copied them. */
-    __device__ void show(const uint8_t *scales, float *table) const {
-        if (!scale)
-            return;
-        const uint32_t *from = (const uint32_t *)(const void *)(scales + threadIdx.x * 8);
 #pragma unroll
-        for (int w = 0; w < K / 128; w++) {
-            uint32_t four = from[w];
-#pragma unroll
-            for (int g = 0; g < 4; g++) {
-                uint32_t b = four >> 8 * g & 255;
-                table[(w * 4 + g) * N + threadIdx.x] = __uint_as_float(b == 255 ? 0x7FC00000u : b << 23);
+        for (int i = 0; i < SCALE_SHARE; i++) {
+            if (scale[i]) {
+                cu_cp<4>(scales + to_scale + i * SCALE_STEP * 4, scale[i]);
+                scale[i] += GROUPS;
             }
         }
     }
@@ -223,16 +202,6 @@ template <di_dtype T, int N> struct fp8_rows {
 
 /* ---- products ----------------------------------------------------------------------------------------------------
  */
-
-/* Eight E2M1 codes as E4M3 values, times 2^-6: those of even places, then those of odd ones. */
-__device__ static inline void fp8_widen(uint32_t codes, uint32_t &even, uint32_t &odd) {
-    even = (codes << 4 & 0x80808080u) | (codes << 2 & 0x1C1C1C1Cu);
-    odd = (codes & 0x80808080u) | (codes >> 2 & 0x1C1C1C1Cu);
-}
-
-__device__ static inline float fp8_scale_at(uint32_t word, int g) { /* 2^(byte - 127) */
-    return __uint_as_float((g < 3 ? word << (23 - 8 * g) : word >> 1) & 0x7F800000u);
-}
 
 /* acc += the unit's products of 64 rows of W and N columns of a tile; blocks run with shapes of NS >= N. */
 template <di_dtype T, int N, int NS, bool IS_DOWN>
@@ -242,9 +211,8 @@ __device__ static inline void fp8_multiply(const fp8_args &a, const fp8_unit &u,
     constexpr int TEMPS = N <= 16 ? 4 : NS == 32 ? 2 : 1;
     int t = threadIdx.x, lane = t % DI_WARP, warp = t / DI_WARP % 4, c = lane % 4;
     int32_t n_in = IS_DOWN ? a.inner : a.h, n_stages = n_in / (128 * HALVES);
-    float *table = (float *)(void *)(shared + S::TABLES);
     fp8_weights<T, NS, IS_DOWN> weights;
-    fp8_rows<T, NS> rows;
+    fp8_rows<T, N, NS> rows;
     uint32_t base = cu_smem(shared);
     weights.begin(u, n_in);
     weights.copy_scales(u, base);
@@ -259,7 +227,7 @@ __device__ static inline void fp8_multiply(const fp8_args &a, const fp8_unit &u,
 #pragma unroll
     for (int s = 0; s + 1 < S::STAGES; s++) {
         if (s < n_stages)
-            rows.copy(base + s * S::STAGE, base + S::X_SCALES + s * NS * 8);
+            rows.copy(base + s * S::STAGE, base + S::TABLES + s * S::TABLE);
         cu_cp_commit();
     }
     /* what cu_ldmatrix reads: FP4 rows 0-7 of four groups (and 8-15); FP8 both halves of rows and of a group */
@@ -273,14 +241,13 @@ __device__ static inline void fp8_multiply(const fp8_args &a, const fp8_unit &u,
 #pragma unroll 1
     for (int s = 0; s < n_stages; s++) {
         uint8_t *stage = shared + at * S::STAGE;
-        const float *x_scale = table + s % 2 * (8 * NS) + 2 * c;
+        const float *x_scale = (const float *)(const void *)(shared + S::TABLES + at * S::TABLE) + 2 * c;
         cu_cp_wait<S::STAGES - 2>();
-        rows.show(shared + S::X_SCALES + at * NS * 8, table + s % 2 * (8 * NS));
         cu_fence_async();
         __syncthreads(); /* the stage is there; everyone is through with the one before, whose place is filled now */
         if (s + S::STAGES - 1 < n_stages) {
             weights.copy(base + in * S::STAGE);
-            rows.copy(base + in * S::STAGE, base + S::X_SCALES + in * NS * 8);
+            rows.copy(base + in * S::STAGE, base + S::TABLES + in * S::TABLE);
         }
         cu_cp_commit();
         in = in + 1 == S::STAGES ? 0 : in + 1;
@@ -290,7 +257,7 @@ __device__ static inline void fp8_multiply(const fp8_args &a, const fp8_unit &u,
             sw[r] = weights.scales(shared, stage, s, r);
 #pragma unroll
         for (int half = 0; half < HALVES; half++) {
-            uint64_t desc = cu_desc_k128(base + at * S::STAGE + half * (NS * 128));
+            uint64_t desc = cu_desc_k128(base + at * S::STAGE + half * (N * 128));
             uint32_t raw[2][4], w[TEMPS == 1 ? 2 : TEMPS][4];
             if (T == DI_F4_E2M1) {
 #pragma unroll
@@ -310,7 +277,7 @@ __device__ static inline void fp8_multiply(const fp8_args &a, const fp8_unit &u,
                 cu_wgmma_pin(sums);
 #pragma unroll
                 for (int j = 0; j < N / 8; j++) {
-                    float2 sx = *(const float2 *)(const void *)(x_scale + (half * 4 + g) * NS + j * 8);
+                    float2 sx = *(const float2 *)(const void *)(x_scale + (half * 4 + g) * N + j * 8);
                     acc[4 * j] = __fmaf_rn(sums[4 * j], s0 * sx.x, acc[4 * j]);
                     acc[4 * j + 1] = __fmaf_rn(sums[4 * j + 1], s0 * sx.y, acc[4 * j + 1]);
                     acc[4 * j + 2] = __fmaf_rn(sums[4 * j + 2], s1 * sx.x, acc[4 * j + 2]);
@@ -371,20 +338,6 @@ __device__ static inline void fp8_multiply(const fp8_args &a, const fp8_unit &u,
     }
 }
 
-/* silu(g)*u*weight after the clamps, g and u rounded to bf16 first. Written step by step, so that all widths give the
- * same bits. */
-__device__ static inline float fp8_swiglu(float g, float u, float weight, float limit) {
-    uint32_t both = cu_pack_bf16(g, u);
-    g = __uint_as_float(both << 16);
-    u = __uint_as_float(both & 0xFFFF0000u);
-    if (limit > 0.0f) {
-        g = g > limit ? limit : g; /* NaN stays */
-        u = u > limit ? limit : u < -limit ? -limit : u;
-    }
-    float e = cu_exp2_fast(__fmul_rn(g, -0x1.715476p0f)); /* exp(-g) */
-    return __fmul_rn(__fmul_rn(__fdividef(g, __fadd_rn(1.0f, e)), u), weight);
-}
-
 /* The activations of 32 outputs, coded: output col of a group lies where the second product's weights want it. */
 template <int N>
 __device__ static inline void fp8_up_done(const fp8_args &a, const fp8_unit &u, int wgs, float *most_of,
@@ -397,7 +350,7 @@ __device__ static inline void fp8_up_done(const fp8_args &a, const fp8_unit &u, 
         for (int e = 0; e < 2; e++) {
             int n = 8 * j + 2 * c + e;
             float weight = a.o.pair_weight[u.pair0 + (n < u.n ? n : 0)];
-            float v = fp8_swiglu(acc[4 * j + e], acc[4 * j + 2 + e], weight, a.limit), most = fabsf(v);
+            float v = moe_sm90_swiglu(acc[4 * j + e], acc[4 * j + 2 + e], weight, a.limit), most = fabsf(v);
             most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 4));
             most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 8));
             most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 16));
@@ -408,7 +361,7 @@ __device__ static inline void fp8_up_done(const fp8_args &a, const fp8_unit &u, 
     }
     __syncthreads();
     int64_t group = u.part * wgs + wg;
-    int col = warp * 8 + g, slot = u.is_fp8 ? col : col % 2 * 16 + col / 2;
+    int slot = fp8_slot(warp * 8 + g, u.is_fp8);
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
 #pragma unroll
@@ -422,7 +375,7 @@ __device__ static inline void fp8_up_done(const fp8_args &a, const fp8_unit &u, 
             a.act[pair * a.inner + group * 32 + slot] =
                 (uint8_t)cu_pack_e4m3(__fmul_rn(acc[4 * j + e], s.inverse), 0.0f);
             if (warp == 0 && g == 0)
-                a.act_scale[pair * (a.inner / 32) + group] = (uint8_t)s.byte;
+                a.act_scale[pair * (a.inner / 32) + group] = __uint_as_float(s.byte << 23);
         }
     }
 }
@@ -465,7 +418,7 @@ __global__ void __launch_bounds__(fp8_shape<N>::THREADS, fp8_shape<N>::BLOCKS)
         cu_grid_wait();
     cu_grid_launch();
     fp8_unit u;
-    if (!fp8_find(a, IS_DOWN ? a.h / (64 * WGS) : a.inner / (32 * WGS), u)) {
+    if (!fp8_find_unit(a, IS_DOWN ? a.h / (64 * WGS) : a.inner / (32 * WGS), u)) {
         cu_grid_wait();
         return;
     }
@@ -520,35 +473,89 @@ bool di_moe_sm90_fits(const di_stream *stream, const di_moe_args *a) {
     return !a->shared || fp8_expert_fits(a->shared);
 }
 
-/* Rows of a tile, by the rows that an expert has on average; it is the batch's choice, and changes no bits. */
-static int32_t fp8_choose(int64_t n_rows, int64_t k, int64_t n_experts) {
+/* Rows of a tile, by the rows that an expert has on average. */
+static int32_t rows_of_tile(const di_device *dev, int64_t n_rows, int64_t k, int64_t n_experts) {
     int64_t pairs = n_rows * DI_MAX(k, (int64_t)1), experts = DI_MAX(n_experts, (int64_t)1);
+    if (dev->is_order_free && pairs > 24 * experts)
+        return WIDE_ROWS_MAX;
     if (pairs <= experts)
         return 8;
     if (pairs <= 4 * experts)
         return 16;
-    return pairs <= 12 * experts ? 32 : 64;
+    return pairs <= 12 * experts ? 32 : pairs <= 40 * experts ? 64 : FP8_MANY_ROWS;
 }
 
+/* Bytes at the scratch: x and act are codes, of which scales are floats, or bf16. */
 typedef struct fp8_pieces {
-    size_t order, x, act, scale, y;
+    size_t order, x, x_scale, act, act_scale, y;
 } fp8_pieces;
 
-static fp8_pieces fp8_cut(const di_moe_args *a, int64_t n_rows, int64_t h, int64_t inner, int32_t tile_rows) {
-    size_t n_pairs = (size_t)(n_rows * (a->k + (a->shared ? 1 : 0)));
-    return fp8_pieces{di_moe_order_cut(a, 0, n_rows, tile_rows, NULL, NULL), di_cuda_piece((size_t)(n_rows * h)),
-                      di_cuda_piece(n_pairs * (size_t)inner), di_cuda_piece(n_pairs * (size_t)(inner / 32)),
-                      di_cuda_piece(n_pairs * (size_t)h * 2)};
+static size_t fp8_cut(const di_moe_args *a, int64_t n_rows, int64_t h, int64_t inner, int32_t tile_rows,
+                      fp8_pieces *p) {
+    size_t n = (size_t)n_rows, n_pairs = n * (size_t)(a->k + (a->shared ? 1 : 0));
+    size_t size = tile_rows == WIDE_ROWS_MAX ? 2 : 1;
+    p->order = di_moe_order_cut(a, 0, n_rows, tile_rows, NULL, NULL);
+    p->x = di_cuda_piece(n * (size_t)h * size);
+    p->x_scale = size == 1 ? di_cuda_piece(n * (size_t)(h / 32) * sizeof(float)) : 0;
+    p->act = di_cuda_piece(n_pairs * (size_t)inner * size);
+    p->act_scale = size == 1 ? di_cuda_piece(n_pairs * (size_t)(inner / 32) * sizeof(float)) : 0;
+    p->y = di_cuda_piece(n_pairs * (size_t)h * 2);
+    return p->order + p->x + p->x_scale + p->act + p->act_scale + p->y;
 }
 
-size_t di_moe_sm90_bytes(int64_t n_rows, int64_t k, int64_t n_experts, int64_t h, int64_t inner) {
+size_t di_moe_sm90_bytes(const di_device *dev, int64_t n_rows, int64_t k, int64_t n_experts, int64_t h, int64_t inner) {
     di_expert shared = {};
     di_moe_args a = {};
     a.k = (int32_t)k;
     a.n_experts = (int32_t)n_experts;
     a.shared = &shared;
-    fp8_pieces p = fp8_cut(&a, DI_MIN(n_rows, (int64_t)FP8_ROWS), h, inner, 8);
-    return p.order + p.x + p.act + p.scale + p.y;
+    fp8_pieces p;
+    int64_t n = DI_MIN(n_rows, (int64_t)FP8_ROWS);
+    size_t narrow = fp8_cut(&a, n, h, inner, 8, &p), wide = fp8_cut(&a, n, h, inner, WIDE_ROWS_MAX, &p);
+    return dev->is_order_free ? DI_MAX(narrow, wide) : narrow;
+}
+
+static void fp8_products(const di_stream *stream, const moe_sm90_args &common, const di_moe_args *a, int64_t row0,
+                         uint8_t *base, const fp8_pieces &p) {
+    fp8_args f = {};
+    (moe_sm90_args &)f = common;
+    float *x_scale = (float *)(void *)(base + p.order + p.x);
+    f.x = (const uint8_t *)a->x.data + row0 * f.h;
+    f.x_paired = base + p.order;
+    f.x_scale = x_scale;
+    f.act = base + p.order + p.x + p.x_scale;
+    f.act_scale = (float *)(void *)(f.act + p.act);
+    moe_pairing pairing = {f.x, a->x.scale + row0 * (f.h / 32), base + p.order, x_scale,
+                           (int64_t)f.o.n_rows * (f.h / 32)};
+    di_moe_order_start(stream, &f.o, &pairing);
+    switch (f.o.tile_rows) {
+    case 8:
+        fp8_launch<8>(stream, f);
+        break;
+    case 16:
+        fp8_launch<16>(stream, f);
+        break;
+    case 32:
+        fp8_launch<32>(stream, f);
+        break;
+    case 64:
+        fp8_launch<64>(stream, f);
+        break;
+    default:
+        di_moe_many(stream, f);
+    }
+}
+
+static void wide_products(const di_stream *stream, const moe_sm90_args &common, const di_moe_args *a, int64_t row0,
+                          uint8_t *base, const fp8_pieces &p) {
+    wide_args w = {};
+    (moe_sm90_args &)w = common;
+    uint16_t *x = (uint16_t *)(void *)(base + p.order);
+    w.x = x;
+    w.act = (uint16_t *)(void *)(base + p.order + p.x + p.x_scale);
+    di_moe_order_start(stream, &w.o, NULL);
+    di_moe_widen(stream, (const uint8_t *)a->x.data + row0 * w.h, a->x.scale + row0 * (w.h / 32), x, w.o.n_rows, w.h);
+    di_moe_wide(stream, w);
 }
 
 di_status di_moe_sm90(const di_stream *stream, const di_moe_args *a) {
@@ -556,40 +563,25 @@ di_status di_moe_sm90(const di_stream *stream, const di_moe_args *a) {
     int64_t h = a->x.n_cols, inner = any->w1.n_out;
     for (int64_t row0 = 0; row0 < a->x.n_rows; row0 += FP8_ROWS) {
         int64_t n = DI_MIN(a->x.n_rows - row0, (int64_t)FP8_ROWS);
-        int32_t tile_rows = fp8_choose(n, a->k, a->n_experts);
-        fp8_pieces p = fp8_cut(a, n, h, inner, tile_rows);
-        uint8_t *base = (uint8_t *)di_cuda_scratch(stream, p.order + p.x + p.act + p.scale + p.y);
+        int32_t tile_rows = rows_of_tile(stream->dev, n, a->k, a->n_experts);
+        fp8_pieces p;
+        size_t bytes = fp8_cut(a, n, h, inner, tile_rows, &p);
+        uint8_t *base = (uint8_t *)di_cuda_scratch(stream, bytes);
         if (!base)
             return DI_ERR_SHAPE;
-        fp8_args f = {};
-        (void)di_moe_order_cut(a, row0, n, tile_rows, base, &f.o);
-        f.x = (const uint8_t *)a->x.data + row0 * h;
-        f.x_scale = a->x.scale + row0 * (h / 32);
-        f.x_paired = base + p.order;
-        f.h = (int32_t)h;
-        f.inner = (int32_t)inner;
-        f.limit = a->limit;
-        f.is_fp8 = a->k && a->experts[0].w1.dtype == DI_F8_E4M3;
-        f.is_fp8_shared = a->shared && a->shared->w1.dtype == DI_F8_E4M3;
-        f.act = base + p.order + p.x;
-        f.act_scale = f.act + p.act;
-        f.y = (uint16_t *)(void *)(f.act_scale + p.scale);
-        moe_pairing pairing = {f.x, base + p.order, n * (h / 32)};
-        di_moe_order_start(stream, &f.o, &pairing);
-        switch (tile_rows) {
-        case 8:
-            fp8_launch<8>(stream, f);
-            break;
-        case 16:
-            fp8_launch<16>(stream, f);
-            break;
-        case 32:
-            fp8_launch<32>(stream, f);
-            break;
-        default:
-            fp8_launch<64>(stream, f);
-        }
-        di_moe_sum(stream, &f.o, f.y, DI_BF16, &a->out, row0, true);
+        moe_sm90_args common = {};
+        (void)di_moe_order_cut(a, row0, n, tile_rows, base, &common.o);
+        common.h = (int32_t)h;
+        common.inner = (int32_t)inner;
+        common.limit = a->limit;
+        common.is_fp8 = a->k && a->experts[0].w1.dtype == DI_F8_E4M3;
+        common.is_fp8_shared = a->shared && a->shared->w1.dtype == DI_F8_E4M3;
+        common.y = (uint16_t *)(void *)(base + bytes - p.y);
+        if (tile_rows == WIDE_ROWS_MAX)
+            wide_products(stream, common, a, row0, base, p);
+        else
+            fp8_products(stream, common, a, row0, base, p);
+        di_moe_sum(stream, &common.o, common.y, DI_BF16, &a->out, row0, true);
     }
     return DI_OK;
 }

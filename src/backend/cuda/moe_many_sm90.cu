@@ -1,0 +1,309 @@
+/* Mixture of experts on Hopper's tensor cores, many rows of an expert: bound by arithmetic.
+ *
+ * A multiply is 64 outputs (operand A, from registers) by up to 112 rows (operand B) and 32 k, one group of scales. Its
+ * sums are added to the accumulators on the ordinary units, times the scales of output and row, which takes longer than
+ * the multiply takes the tensor cores. So three warpgroups multiply, each with one set of sums: while one adds, the
+ * others' multiplies run. */
+#include "moe_ring_sm90.cuh"
+
+struct many_form {
+    static constexpr int WGS = 3, THREADS = (WGS + 1) * RING_GROUP, OUTS = WGS * 64, STAGES = 4;
+    /* A stage. W: rows of outputs, FP8 128 bytes a row, chunk c of row r at c ^ r % 8; FP4 64 bytes. Scales of W: a
+     * word of four bytes for a row; FP8 two for a warpgroup. */
+    static constexpr int X = 0, W = X + FP8_MANY_ROWS * RING_K, FP4_PITCH = 64 + 16, W_SCALES = W + OUTS * RING_K;
+    static constexpr int X_SCALES = W_SCALES + OUTS * 4; /* [group][16 rows][lane % 4]: the four that a lane needs */
+    static constexpr int STAGE = (X_SCALES + 4 * FP8_MANY_ROWS * 4 + 1023) / 1024 * 1024;
+    /* After the ring: of each warpgroup, for what follows the first product. */
+    static constexpr int OUT_PITCH = 48, OUT_MOST = FP8_MANY_ROWS * OUT_PITCH; /* [warp][row] */
+    static constexpr int OUT_INVERSE = OUT_MOST + 4 * FP8_MANY_ROWS * 4;       /* [row] */
+    static constexpr int OUT = OUT_INVERSE + FP8_MANY_ROWS * 4, HEADS = STAGES * STAGE + WGS * OUT;
+    static constexpr int BARRIERS = HEADS + STAGES * (int)sizeof(ring_head), BYTES = BARRIERS + 2 * STAGES * 8;
+
+    template <di_dtype T, bool IS_DOWN> struct copy;
+    template <bool IS_DOWN>
+    __device__ static void begin(const fp8_args &, const moe_ring<many_form> &, const moe_tile *, int) {
+    }
+};
+typedef many_form M;
+
+/* ---- copying ------------------------------------------------------------------------------------------------------
+ */
+
+/* The next stage of one unit, by one thread of the copying warpgroup. T: of the weights. */
+template <di_dtype T, bool IS_DOWN> struct many_form::copy {
+    static constexpr int CHUNKS = T == DI_F8_E4M3 ? 8 : 4,
+                         STEP = RING_GROUP / CHUNKS; /* of a row of W; rows at a time */
+    static constexpr int PER_WG = 64 / STEP;
+    const uint8_t *x, *w, *w_scale[2];
+    const float *x_scale;
+    uint32_t row_at[FP8_MANY_ROWS / 16]; /* this thread's rows, in 16 bytes from x on */
+    int64_t further;                     /* bytes from a row of W to the next of this thread */
+    int n_rows, wgs;                     /* this thread's rows; warpgroups that have outputs */
+    bool has_scale;                      /* of row t */
+
+    __device__ copy(const fp8_args &a, const moe_ring<M> &, const moe_tile *tile, int32_t part) {
+        int t = threadIdx.x % RING_GROUP, m, all = ring_shares<IS_DOWN>(a), pair0 = tile->pair0, n = tile->n;
+        uint32_t n_in = IS_DOWN ? a.inner : a.h;
+        x = (IS_DOWN ? a.act : T == DI_F8_E4M3 ? a.x : a.x_paired) + t % 8 * 16;
+        n_rows = (n - t / 8 + 15) / 16;
+#pragma unroll
+        for (int i = 0; i < FP8_MANY_ROWS / 16; i++) {
+            int at = pair0 + DI_MIN(t / 8 + i * 16, n - 1);
+            row_at[i] = (uint32_t)(IS_DOWN ? at : a.o.pair_row[at]) * (n_in / 16);
+        }
+        int row = pair0 + DI_MIN(t, n - 1);
+        has_scale = t < n;
+        x_scale = (IS_DOWN ? a.act_scale : a.x_scale) + (int64_t)(IS_DOWN ? row : a.o.pair_row[row]) * (n_in / 32);
+        wgs = DI_MIN(all - part * M::WGS, (int)M::WGS);
+        int64_t pitch = T == DI_F8_E4M3 ? n_in : n_in / 2, out = ring_row<M, IS_DOWN>(part, t / CHUNKS, &m);
+        w = tile->data[m] + out * pitch + t % CHUNKS * 16;
+        further = (IS_DOWN ? STEP : STEP / 2) * pitch;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if (T == DI_F4_E2M1) {
+                out = ring_row<M, IS_DOWN>(part, DI_MIN(t + i * RING_GROUP, wgs * 64 - 1), &m);
+            } else {
+                m = IS_DOWN ? W2 : t % 2 ? W3 : W1;
+                out = part * M::WGS + DI_MIN(t / 2, wgs - 1);
+                out = IS_DOWN ? out * 2 + t % 2 : out;
+            }
+            w_scale[i] = tile->scale[m] + out * (n_in / 32);
+        }
+    }
+    __device__ void start(uint32_t stage) {
+        int t = threadIdx.x % RING_GROUP;
+        uint32_t to = stage + M::X + t / 8 * RING_K + (t ^ t / 8) % 8 * 16;
+#pragma unroll
+        for (int i = 0; i < FP8_MANY_ROWS / 16; i++) {
+            if (i < n_rows)
+                cu_cp16(to + i * 16 * RING_K, x + (uint64_t)row_at[i] * 16);
+        }
+        x += RING_K;
+        constexpr int PITCH = T == DI_F8_E4M3 ? RING_K : M::FP4_PITCH;
+        int r = t / CHUNKS;
+        to = stage + M::W + r * PITCH + (T == DI_F8_E4M3 ? (t ^ r) % 8 : t % 4) * 16;
+        const uint8_t *from = w;
+#pragma unroll
+        for (int i = 0; i < M::WGS * PER_WG; i++) {
+            if (i / PER_WG < wgs)
+                cu_cp16(to + i * STEP * PITCH, from);
+            from += further;
+        }
+        w += T == DI_F8_E4M3 ? RING_K : RING_K / 2;
+        to = stage + M::X_SCALES + (t / 16 * 16 + t % 8 / 2 * 4 + t / 8 % 2 * 2 + t % 2) * 4;
+#pragma unroll
+        for (int g = 0; g < 4; g++) {
+            if (has_scale)
+                cu_cp<4>(to + g * FP8_MANY_ROWS * 4, x_scale + g);
+        }
+        x_scale += 4;
+        to = stage + M::W_SCALES + (T == DI_F8_E4M3 ? t / 2 * 64 + t % 2 : t) * 4;
+        if (T == DI_F4_E2M1 || t < 2 * M::WGS)
+            cu_cp<4>(to, w_scale[0]);
+        if (T == DI_F4_E2M1 && t < M::OUTS - RING_GROUP)
+            cu_cp<4>(to + RING_GROUP * 4, w_scale[1]);
+        w_scale[0] += 4;
+        w_scale[1] += 4;
+    }
+};
+
+/* ---- multiplying --------------------------------------------------------------------------------------------------
+ */
+
+/* The activations of 32 outputs, coded. */
+template <int N>
+__device__ static inline void many_up_done(const fp8_args &a, uint8_t *own, const ring_head &head, int group,
+                                           float (&acc)[N / 2]) {
+    int t = threadIdx.x % RING_GROUP, wg = threadIdx.x / RING_GROUP, warp = t / DI_WARP, g = t % DI_WARP / 4, c = t % 4;
+    float *most_of = (float *)(void *)(own + M::OUT_MOST), *inverse = (float *)(void *)(own + M::OUT_INVERSE);
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            int n = 8 * j + 2 * c + e;
+            float weight = a.o.pair_weight[head.pair0 + (n < head.n ? n : 0)];
+            float v = moe_sm90_swiglu(acc[4 * j + e], acc[4 * j + 2 + e], weight, a.limit), most = fabsf(v);
+            most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 4));
+            most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 8));
+            most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 16));
+            if (g == 0)
+                most_of[warp * FP8_MANY_ROWS + n] = most;
+            acc[4 * j + e] = v;
+        }
+    }
+    cu_bar_sync(1 + wg, RING_GROUP);
+    if (t < head.n) {
+        float most = fmaxf(fmaxf(most_of[t], most_of[FP8_MANY_ROWS + t]),
+                           fmaxf(most_of[2 * FP8_MANY_ROWS + t], most_of[3 * FP8_MANY_ROWS + t]));
+        cu_scale s = cu_qa_scale(fmaxf(most, 1e-4f));
+        inverse[t] = s.inverse;
+        a.act_scale[(int64_t)(head.pair0 + t) * (a.inner / 32) + group] = __uint_as_float(s.byte << 23);
+    }
+    cu_bar_sync(1 + wg, RING_GROUP);
+    int slot = fp8_slot(warp * 8 + g, head.is_fp8);
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            int n = 8 * j + 2 * c + e;
+            own[n * M::OUT_PITCH + slot] = (uint8_t)cu_pack_e4m3(__fmul_rn(acc[4 * j + e], inverse[n]), 0.0f);
+        }
+    }
+    cu_bar_sync(1 + wg, RING_GROUP);
+    if (t < head.n) {
+        const uint4 *from = (const uint4 *)(const void *)(own + t * M::OUT_PITCH);
+        uint4 *to = (uint4 *)(void *)(a.act + (int64_t)(head.pair0 + t) * a.inner + group * 32);
+        to[0] = from[0];
+        to[1] = from[1];
+    }
+}
+
+template <int N>
+__device__ static inline void many_down_done(const fp8_args &a, const ring_head &head, int part,
+                                             const float (&acc)[N / 2]) {
+    int t = threadIdx.x % RING_GROUP, c = t % 4;
+    int64_t out = part * 64 + t / DI_WARP * 16 + t % DI_WARP / 4 * 2;
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            int n = 8 * j + 2 * c + e;
+            if (n < head.n)
+                *(uint32_t *)(void *)(a.y + (int64_t)(head.pair0 + n) * a.h + out) =
+                    cu_pack_bf16(acc[4 * j + e], acc[4 * j + 2 + e]);
+        }
+    }
+}
+
+/* Unit i, whose first stage is there. N: its rows, rounded up. */
+template <di_dtype T, int N, bool IS_DOWN>
+__device__ static inline void many_unit(const fp8_args &a, moe_ring<M> &ring, ring_at<M> &at, int unit) {
+    int t = threadIdx.x % RING_GROUP, wg = threadIdx.x / RING_GROUP, lane = t % DI_WARP, warp = t / DI_WARP;
+    uint32_t base = cu_smem(ring.shared);
+    int n_stages = (IS_DOWN ? a.inner : a.h) / RING_K;
+    /* what cu_ldmatrix reads: FP4 rows 0-7 and 8-15 of two groups; FP8 both halves of rows and of a group */
+    int row = warp * 16 + lane / 8 % 2 * 8 + lane % 8;
+    uint32_t from =
+        M::W + (wg * 64 + row) * (T == DI_F8_E4M3 ? RING_K : M::FP4_PITCH) + (T == DI_F8_E4M3 ? 0 : lane / 16 * 16);
+    const uint8_t *w_scales = ring.shared + M::W_SCALES +
+                              (wg * 64 + (T == DI_F4_E2M1 ? warp * 16 + lane / 4
+                                          : IS_DOWN       ? warp / 2
+                                                          : 0)) *
+                                  4;
+    const uint8_t *x_scales = ring.shared + M::X_SCALES + lane % 4 * 16;
+    constexpr int NEXT_ROW = (T == DI_F4_E2M1 ? 8 : IS_DOWN ? 0 : 1) * 4; /* from the scale of row r = 0 to that of 1 */
+    uint32_t raw[4], w[2][4];
+    auto place = [&](uint32_t stage, int g,
+                     uint32_t(&to)[4]) { /* operand A of a group */
+                                         if (T == DI_F4_E2M1) {
+                                             if (g % 2 == 0)
+                                                 cu_ldmatrix(raw, base + stage * M::STAGE + from + g * 16);
+#pragma unroll
+                                             for (int r = 0; r < 2; r++)
+                                                 fp8_widen(raw[g % 2 * 2 + r], to[r], to[2 + r]);
+                                         } else {
+                                             cu_ldmatrix(to, base + stage * M::STAGE + from +
+                                                                 ((g * 2 + lane / 16) ^ lane % 8) * 16);
+                                         }
+    };
+    float acc[N / 2], temp[N / 2];
+#pragma unroll
+    for (int i = 0; i < N / 2; i++)
+        acc[i] = 0.0f;
+    cu_fence_async();
+    place(at.stage, 0, w[0]);
+#pragma unroll 1
+    for (int kb = 0; kb < n_stages; kb++) {
+        ring_at<M> next = at;
+        next.next();
+        uint64_t desc = cu_desc_k128(base + at.stage * M::STAGE + M::X);
+        const uint32_t *from_w = (const uint32_t *)(const void *)(w_scales + at.stage * M::STAGE);
+        uint32_t sw[2] = {from_w[0], from_w[NEXT_ROW / 4]};
+#pragma unroll
+        for (int g = 0; g < 4; g++) {
+            cu_wgmma_fence();
+            cu_wgmma_e4m3_rs(temp, w[g % 2], cu_desc_add(desc, g * 32), 0);
+            cu_wgmma_commit();
+            if (g < 3) {
+                place(at.stage, g + 1, w[(g + 1) % 2]);
+            } else if (kb + 1 < n_stages) {
+                cu_mbar_wait(&ring.full[next.stage], next.parity);
+                cu_fence_async(); /* others' copies, seen by this thread, before its multiplies */
+                place(next.stage, 0, w[0]);
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                cu_pin(w[(g + 1) % 2][i]); /* made by now, not after the wait */
+            cu_wgmma_wait<0>();
+            cu_wgmma_pin(temp);
+            float s[2] = {fp8_scale_at(sw[0], g), fp8_scale_at(sw[1], g)};
+            const float4 *from_x =
+                (const float4 *)(const void *)(x_scales + at.stage * M::STAGE + g * (FP8_MANY_ROWS * 4));
+#pragma unroll
+            for (int p = 0; p < N / 16; p++) {
+                float4 x = from_x[p * 4];
+                const float sx[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+                for (int i = 0; i < 8; i++)
+                    acc[8 * p + i] = __fmaf_rn(temp[8 * p + i], s[i / 2 % 2] * sx[i / 4 * 2 + i % 2], acc[8 * p + i]);
+            }
+        }
+        ring.release(at.stage);
+        at = next;
+    }
+    if (T == DI_F4_E2M1) {
+#pragma unroll
+        for (int i = 0; i < N / 2; i++)
+            acc[i] = acc[i] * 64.0f;
+    }
+    const ring_head head = *ring.head(unit); /* not overwritten before the next unit's first stages are released */
+    int part = head.part * M::WGS + wg;
+    if (part >= ring_shares<IS_DOWN>(a))
+        return;
+    if (IS_DOWN)
+        many_down_done<N>(a, head, part, acc);
+    else
+        many_up_done<N>(a, ring.shared + M::STAGES * M::STAGE + wg * M::OUT, head, part, acc);
+}
+
+template <bool IS_DOWN> __device__ static inline void many_multiply_all(const fp8_args &a, moe_ring<M> &ring) {
+    ring_at<M> at;
+    for (int unit = 0;; unit++) {
+        cu_mbar_wait(&ring.full[at.stage], at.parity);
+        int n = ring.head(unit)->n;
+        if (n == 0)
+            return;
+        if (ring.head(unit)->is_fp8)
+            many_unit<DI_F8_E4M3, 112, IS_DOWN>(a, ring, at, unit);
+        else if (n <= 32)
+            many_unit<DI_F4_E2M1, 32, IS_DOWN>(a, ring, at, unit);
+        else if (n <= 64)
+            many_unit<DI_F4_E2M1, 64, IS_DOWN>(a, ring, at, unit);
+        else if (n <= 80)
+            many_unit<DI_F4_E2M1, 80, IS_DOWN>(a, ring, at, unit);
+        else if (n <= 96)
+            many_unit<DI_F4_E2M1, 96, IS_DOWN>(a, ring, at, unit);
+        else
+            many_unit<DI_F4_E2M1, 112, IS_DOWN>(a, ring, at, unit);
+    }
+}
+
+template <bool IS_DOWN> __global__ void __launch_bounds__(M::THREADS, 1) moe_many(const __grid_constant__ fp8_args a) {
+    DI_DYN_SHARED(uint8_t, shared);
+    moe_ring<M> ring(shared);
+    ring.init();
+    cu_grid_begin();
+    if (threadIdx.x >= M::WGS * RING_GROUP) {
+        cu_regs_give<56>();
+        ring_copy_all<M, IS_DOWN>(a, ring);
+    } else {
+        cu_regs_take<152>();
+        many_multiply_all<IS_DOWN>(a, ring);
+    }
+}
+
+void di_moe_many(const di_stream *stream, const fp8_args &a) {
+    unsigned n = (unsigned)stream->dev->n_sms;
+    DI_LAUNCH_PDL((moe_many<false>), n, M::THREADS, M::BYTES, stream->stream, a);
+    DI_LAUNCH_PDL((moe_many<true>), n, M::THREADS, M::BYTES, stream->stream, a);
+}
