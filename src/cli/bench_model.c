@@ -169,9 +169,10 @@ di_status di_bench_prefill_run(di_cli_model *m, int64_t n, uint64_t seed, double
     return st;
 }
 
-/* Times prompts of n tokens up to their first token. */
-static di_status prefill_row(di_bench *b, di_cli_model *m, const char *name, int64_t n, int n_runs, di_error *err) {
-    double runs[DI_BENCH_RUNS], limit;
+/* Times prompts of n tokens up to their first token; runs[0]: of the first. */
+static di_status prefill_row(di_bench *b, di_cli_model *m, const char *name, int64_t n, int n_runs,
+                             double runs[DI_BENCH_RUNS], di_error *err) {
+    double limit;
     const char *kind;
     di_status st = di_bench_step_limit(b, m, n, (double)n / 2, 1, &limit, &kind, err);
     for (int i = -1; i < n_runs && !st; i++) /* one run to warm up */
@@ -201,22 +202,46 @@ static bool open_layers(di_bench *b, di_cli_model *m, int64_t batch_tokens, di_s
     return !*st;
 }
 
+/* What batch invariance costs a GPU that prefills 8192 tokens, `on` a second with it: 1 - on/off. On the host that
+ * takes minutes, and `bench batch` says it with the small model. */
+static di_status invariance_row(di_bench *b, double on, di_error *err) {
+    di_cli_model m = {0};
+    di_options opt = *b->opt;
+    di_bench mode = *b;
+    di_status st = DI_OK;
+    double off = 1;
+    opt.batch_invariant = "off";
+    mode.opt = &opt;
+    if (!open_layers(&mode, &m, 8192, &st, err))
+        return st;
+    for (uint64_t seed = 0; seed < 2 && !st; seed++) /* the first to warm up */
+        st = di_bench_prefill_run(&m, 8192, seed, &off, err);
+    double cost = 1 - on / off;
+    di_cli_model_close(&m);
+    return st ? di_error_context(err, st, "layers_8192_invariance")
+              : di_bench_row(b, "layers_8192_invariance", &cost, 1, "fraction", 0.1, "most_allowed", err);
+}
+
 di_status di_bench_prefill(di_bench *b, di_error *err) {
     di_cli_model m = {0};
+    double runs[DI_BENCH_RUNS];
     di_status st = DI_OK;
     if (!b->opt->dummy_layers && di_bench_wants(b, "tiny_512")) {
         st = di_bench_model_open(b, &m, DI_BENCH_PREFILL, DI_BENCH_BATCH, 0, err);
         if (!st)
-            st = prefill_row(b, &m, "tiny_512", DI_BENCH_PREFILL, DI_BENCH_RUNS, err);
+            st = prefill_row(b, &m, "tiny_512", DI_BENCH_PREFILL, DI_BENCH_RUNS, runs, err);
         di_cli_model_close(&m);
     }
     if (!st && di_bench_wants(b, "layers_1024") && open_layers(b, &m, 1024, &st, err)) {
-        st = prefill_row(b, &m, "layers_1024", 1024, 3, err);
+        st = prefill_row(b, &m, "layers_1024", 1024, 3, runs, err);
         di_cli_model_close(&m);
     }
     if (!st && di_bench_wants(b, "layers_8192") && open_layers(b, &m, 8192, &st, err)) {
-        st = prefill_row(b, &m, "layers_8192", 8192, 1, err);
+        bool is_host = !m.loaded.backend.device->graph_launch;
+        st = prefill_row(b, &m, "layers_8192", 8192, 1, runs, err);
         di_cli_model_close(&m);
+        if (!st && !is_host && strcmp(b->opt->batch_invariant, "off") != 0)
+            st = invariance_row(b, runs[0], err);
     }
     return st;
 }

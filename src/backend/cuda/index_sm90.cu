@@ -2,29 +2,25 @@
  *
  * Queries and keys are E2M1 codes in four groups of 32 with a power of two each. E2M1 values are E4M3 values, so a
  * group's part of all dot products of 64 keys is one multiply of k = 32. Four times a product is an integer, at most
- * 144, so the sum over a group has 13 bits, which the tensor core keeps whole (it keeps 14); its parts are put together
- * in float in the reference's order:
+ * 144, so the sum over a group has 13 bits, which the tensor core keeps whole; parts are put together in float in the
+ * reference's order:
  *
  *     dot / scale 0 of the key = ((p0 + p1 * s1/s0) + p2 * s2/s0) + p3 * s3/s0      each p exact, each s a power of two
  *
- * Keys are operand A, 16 entries a warp, from registers; a word of eight codes becomes two words of E4M3 by placing
- * bits (the value comes out as 2^-6 of itself). The query is operand B: code times 2^6 times the group's scale by the
- * largest of its head, whose exponent goes into the head's weight.
+ * Keys are operand A, 16 entries a warp, from registers, codes placed as 2^-6 of their value. The query is operand B:
+ * code times 2^6 times the group's scale by the largest of its head, whose exponent goes into the head's weight.
  *
  * Rows that share keys mostly do with less: where the four scales of a key, and those of each head, are at most 2^3
  * apart, code and power of two make an integer of 8 bits (E2M1 is 0..12 halves), and one sum of integers over all
- * 128 is the dot product. No partial sum of the reference rounds then either: it has 21 bits. Other keys and rows take
- * the way above, a span of 128 entries at a time.
+ * 128, of 21 bits, is the dot product; none of the reference's partial sums rounds then either. Decided span by span.
  *
- * What the four lanes of a quad hold of 64 entries decides how heads are added up in rising order:
- *
- *     index_alone    one row: a lane has 8 heads of 2 entries; products go through shared memory, and lane e of a warp
- *                    sums up entry e of 32
+ *     index_alone    one row: a lane of a quad has 8 heads of 2 entries; products go through shared memory, and lane e
+ *                    of a warp sums up entry e of 32, heads rising
  *     index_groups   2..4 rows of one sequence: columns are dealt out so that lane c has all heads of row c
  *
- * A key or a row whose scales or weights lie so far from 1 that an intermediate result could leave the range of normal
- * floats, or is NaN, is scored by a warp as the reference does it. Copies of keys run ahead through a ring in shared
- * memory, each warp its own 16 rows of a tile, so that warps wait for each other at a new row alone. */
+ * A key or a row whose scales or weights could leave the range of normal floats, or is NaN, is scored by a warp as the
+ * reference does it. Copies run ahead through a ring, each warp its own 16 rows: warps wait for each other at a new
+ * row. */
 #include "index.cuh"
 #include "sm90.cuh"
 
