@@ -96,7 +96,7 @@ typedef struct di_engine_config {
                            same bits */
     int32_t seqs_max;   /* samples that run at once; default 16 */
     int64_t batch_tokens_max; /* tokens of one step, at least seqs_max; default 2048 */
-    int64_t chunk_max;        /* tokens of one prompt in one step; default 512 */
+    int64_t chunk_max;        /* tokens of one prompt in one step; 0, the default: 512, on a GPU batch_tokens_max */
     int64_t context_max;      /* prompt and output of one sample; 0, the default: the model's, or what memory allows */
     int64_t context_sum_max;  /* contexts of all samples of one step; 0, the default: no limit */
     int64_t kv_bytes;         /* memory of the key-value cache; 0, the default: planned */

@@ -311,7 +311,8 @@ typedef struct di_load_options {
     int64_t step_times_ttl_s;
     di_numerics numerics;
     int32_t seqs_max;
-    int64_t batch_tokens_max, chunk_max;
+    int64_t batch_tokens_max;
+    int64_t chunk_max;   /* 0: CHUNK_HOST of load.c, on a GPU batch_tokens_max */
     int64_t context_max; /* 0: the model's, cut to what memory allows */
     int64_t kv_bytes;    /* 0: planned */
     di_replay replay;

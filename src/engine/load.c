@@ -6,6 +6,7 @@
 #include "engine_internal.h"
 
 #define CONTEXT_MIN 256                             /* a planned context is not cut below this */
+#define CHUNK_HOST 512                              /* of a prompt in a step, where nothing is asked for */
 #define MEASURE_COST_NS ((int64_t)200 * 1000000)    /* of the start, for the cost of steps */
 #define MEASURE_TABLE_NS ((int64_t)20000 * 1000000) /* for the table of DI_SPEC_REFERENCE */
 #define DEVICE_RESERVE 16 /* part of a device's free memory that is left to its driver and to fragments */
@@ -123,6 +124,14 @@ static int64_t plan_snapshots(di_load_plan *plan, const di_load_options *o, int6
     return wanted;
 }
 
+/* A step of more rows takes a GPU little longer, since all experts are read anyway; the host's arithmetic binds, and
+ * whoever waits for tokens waits for the step. */
+static int64_t chunk_of(const di_load_options *o, const di_backend *backend) {
+    if (o->chunk_max > 0)
+        return o->chunk_max;
+    return backend->device->graph_launch ? o->batch_tokens_max : DI_MIN((int64_t)CHUNK_HOST, o->batch_tokens_max);
+}
+
 di_status di_load_plan_make(di_load_plan *plan, const di_config *c, const di_load_options *o, const di_backend *backend,
                             di_device *device, di_error *err) {
     memset(plan, 0, sizeof *plan);
@@ -138,7 +147,7 @@ di_status di_load_plan_make(di_load_plan *plan, const di_config *c, const di_loa
     plan->engine = (di_core_options){
         .seqs_max = o->seqs_max,
         .batch_tokens_max = o->batch_tokens_max,
-        .chunk_max = o->chunk_max,
+        .chunk_max = chunk_of(o, backend),
         .context_sum_max = o->context_sum_max,
         .logits_max = DI_MIN(o->batch_tokens_max, DI_MAX((int64_t)o->seqs_max * (1 + n_drafts), LOGITS_MIN)),
         .draft_tokens = n_drafts,

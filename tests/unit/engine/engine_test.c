@@ -446,6 +446,21 @@ static void bad_requests_fail_alone(void **state) {
     rig_close(&r);
 }
 
+/* On the host; a GPU takes as many as a step has (load.c). */
+static void a_chunk_that_nobody_chose_is_512_tokens_or_a_step(void **state) {
+    (void)state;
+    const int64_t cases[][3] = {{0, 600, 512}, {0, 64, 64}, {48, 600, 48}}; /* asked for, of a step, found */
+    for (size_t i = 0; i < DI_COUNT(cases); i++) {
+        di_load_options options = rig_options();
+        options.chunk_max = cases[i][0];
+        options.batch_tokens_max = cases[i][1];
+        rig r;
+        rig_open(&r, &options);
+        assert_int_equal(r.loaded.plan.engine.chunk_max, cases[i][2]);
+        rig_close(&r);
+    }
+}
+
 static void aborted_requests_keep_their_text_and_free_everything(void **state) {
     (void)state;
     di_load_options options = rig_options();
@@ -700,4 +715,5 @@ DI_TEST_GROUP(engine, cmocka_unit_test(greedy_tokens_are_the_golden_ones),
               cmocka_unit_test(aborted_requests_keep_their_text_and_free_everything),
               cmocka_unit_test(failing_callback_ends_its_request_alone), cmocka_unit_test(exact_replay_changes_nothing),
               cmocka_unit_test(replay_keep_below_the_window_is_refused), cmocka_unit_test(load_errors_say_what_to_do),
-              cmocka_unit_test(plan_adds_up), cmocka_unit_test(decode_steps_allocate_nothing));
+              cmocka_unit_test(plan_adds_up), cmocka_unit_test(a_chunk_that_nobody_chose_is_512_tokens_or_a_step),
+              cmocka_unit_test(decode_steps_allocate_nothing));
