@@ -237,15 +237,15 @@ static void exact_bounded_replay(void **state) {
         for (size_t k = 0; k < DI_COUNT(keeps); k++) {
             char name[48];
             snprintf(name, sizeof name, "compact.%d.logits", keeps[k]);
-            if (!golden_has(g, name))
+            if (!golden_has(g, name) || (di_test_is_sanitized() && keeps[k] == 128))
                 continue;
             golden_tensor want = golden_get(g, name);
             snprintf(name, sizeof name, "compact.%d.next", keeps[k]);
             golden_tensor next = golden_get(g, name);
             for (int mode = DI_REPLAY_MASK; mode <= DI_REPLAY_COMPACT; mode++) {
                 for (int64_t chunk = 0; chunk <= 100; chunk += 50) { /* 0: one chunk */
-                    if (di_test_is_sanitized() && chunk == 50)
-                        continue;
+                    if (di_test_is_sanitized() && chunk != (mode == DI_REPLAY_MASK ? 0 : 100))
+                        continue; /* masked rows at once, a part of them in chunks */
                     rig_reset(&r);
                     r.replay = (di_replay)mode;
                     int32_t *t = man.prompt[p];
@@ -269,7 +269,7 @@ static void exact_bounded_replay(void **state) {
         golden_close(g);
     }
     print_message("%d cases of keep, mode and chunk\n", n_cases);
-    assert_true(n_cases >= 12);
+    assert_true(n_cases >= (di_test_is_sanitized() ? 8 : 12));
     rig_close(&r);
 }
 
@@ -393,7 +393,7 @@ static void chunks_and_steps_give_the_same_bits(void **state) {
         assert_non_null(whole);
         int64_t chunks[] = {0, 1, 2, 7, 63, 64, 65, 127, 128, 129, 200};
         for (size_t k = 0; k < DI_COUNT(chunks); k++) {
-            if (di_test_is_sanitized() && k % 3) /* a sanitizer is slow and looks for something else */
+            if (di_test_is_sanitized() && k % 4) /* a sanitizer is slow and looks for something else */
                 continue;
             rig_reset(&r);
             const float *logits = rig_prefill(&r, 0, man.prompt[8], n, chunks[k], 0);
