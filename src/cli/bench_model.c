@@ -224,7 +224,7 @@ static di_status invariance_row(di_bench *b, double on, di_error *err) {
 
 di_status di_bench_prefill(di_bench *b, di_error *err) {
     di_cli_model m = {0};
-    double runs[DI_BENCH_RUNS];
+    double runs[DI_BENCH_RUNS] = {0};
     di_status st = DI_OK;
     if (!b->opt->dummy_layers && di_bench_wants(b, "tiny_512")) {
         st = di_bench_model_open(b, &m, DI_BENCH_PREFILL, DI_BENCH_BATCH, 0, err);
