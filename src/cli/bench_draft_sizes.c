@@ -53,22 +53,6 @@ static const char *name_of(int config, char out[16]) {
     return out;
 }
 
-static int64_t tokens_of(const di_bench_watch *w, int n) {
-    int64_t sum = 0;
-    for (int i = 0; i < n; i++)
-        sum += w[i].n_tokens;
-    return sum;
-}
-
-/* Runs steps until one of w [n] has n_tokens. */
-static void run_to_first_end(di_cli_model *m, const di_bench_watch *w, int n, int64_t n_tokens) {
-    bool is_there = false;
-    while (!is_there && di_core_step(m->engine)) {
-        for (int i = 0; i < n; i++)
-            is_there = is_there || w[i].n_tokens >= n_tokens;
-    }
-}
-
 /* Runs the requests of a size, n at once; other ones in every turn. */
 static di_status run_batches(sweep *s, int config, const batch_size *size, int turn, double *rate, di_error *err) {
     di_cli_model *m = &s->models[config];
@@ -82,13 +66,14 @@ static di_status run_batches(sweep *s, int config, const batch_size *size, int t
             st = di_bench_story(m, which, (at + i) % 2, size->answer, &w[i], err);
         }
         if (!st)
-            st = di_bench_run_until(m, w, n, 1, err);
+            st = di_bench_run_until(m, w, n, n, 1, err);
+        int64_t start_ns = di_clock_ns(), before = di_bench_tokens(w, n);
+        if (!st)
+            st = di_bench_run_until(m, w, n, 1, size->answer, err);
         if (st)
             return st;
-        int64_t start_ns = di_clock_ns(), before = tokens_of(w, n);
-        run_to_first_end(m, w, n, size->answer);
         ns += di_clock_ns() - start_ns;
-        n_tokens += tokens_of(w, n) - before;
+        n_tokens += di_bench_tokens(w, n) - before;
         if ((st = di_bench_finish(m, w, n, err)))
             return st;
     }

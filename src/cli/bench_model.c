@@ -85,19 +85,27 @@ static double step_bytes(const di_cli_model *m, int64_t n_rows) {
     return bytes;
 }
 
-di_status di_bench_run_until(di_cli_model *m, const di_bench_watch *w, int n, int64_t n_tokens, di_error *err) {
+di_status di_bench_run_until(di_cli_model *m, const di_bench_watch *w, int n, int n_there, int64_t n_tokens,
+                             di_error *err) {
     for (bool is_more = true;; is_more = di_core_step(m->engine)) {
-        bool is_there = true;
+        int there = 0;
         for (int i = 0; i < n; i++) {
             if (w[i].error.code)
                 return di_fail(err, w[i].error.code, "%s", w[i].error.message);
-            is_there = is_there && w[i].n_tokens >= n_tokens;
+            there += w[i].n_tokens >= n_tokens;
         }
-        if (is_there)
+        if (there >= n_there)
             return DI_OK;
         if (!is_more)
             return di_fail(err, DI_ERR_INTERNAL, "a sequence ended early");
     }
+}
+
+int64_t di_bench_tokens(const di_bench_watch *w, int n) {
+    int64_t sum = 0;
+    for (int i = 0; i < n; i++)
+        sum += w[i].n_tokens;
+    return sum;
 }
 
 di_status di_bench_model_open(di_bench *b, di_cli_model *m, int64_t batch_tokens, int32_t seqs, int64_t draft_tokens,
@@ -161,7 +169,7 @@ di_status di_bench_prefill_run(di_cli_model *m, int64_t n, uint64_t seed, double
     fill_prompt(ids, n, m->loaded.config.vocab, seed);
     int64_t start_ns = di_clock_ns();
     di_status st = di_bench_submit(m, ids, n, 1, NULL, &c, err);
-    if (!st && !(st = di_bench_run_until(m, &c, 1, 1, err)))
+    if (!st && !(st = di_bench_run_until(m, &c, 1, 1, 1, err)))
         *rate = (double)n / ((double)(di_clock_ns() - start_ns) * 1e-9);
     while (!st && di_core_step(m->engine)) {
     }
@@ -179,6 +187,10 @@ static di_status prefill_row(di_bench *b, di_cli_model *m, const char *name, int
         st = di_bench_prefill_run(m, n, (uint64_t)i + 1, &runs[DI_MAX(i, 0)], err);
     return st ? di_error_context(err, st, "%s", name)
               : di_bench_row(b, name, runs, n_runs, "tokens/s", limit, kind, err);
+}
+
+static bool is_host(const di_cli_model *m) {
+    return !m->loaded.backend.device->graph_launch;
 }
 
 /* Opens the layers at the released dimensions; false, with a line on standard error, where nobody asked for them and
@@ -237,10 +249,10 @@ di_status di_bench_prefill(di_bench *b, di_error *err) {
         di_cli_model_close(&m);
     }
     if (!st && di_bench_wants(b, "layers_8192") && open_layers(b, &m, 8192, &st, err)) {
-        bool is_host = !m.loaded.backend.device->graph_launch;
+        bool runs_on_host = is_host(&m);
         st = prefill_row(b, &m, "layers_8192", 8192, 1, runs, err);
         di_cli_model_close(&m);
-        if (!st && !is_host && strcmp(b->opt->batch_invariant, "off") != 0)
+        if (!st && !runs_on_host && strcmp(b->opt->batch_invariant, "off") != 0)
             st = invariance_row(b, runs[0], err);
     }
     return st;
@@ -258,16 +270,12 @@ di_status di_bench_decode_run(di_cli_model *m, int n_seqs, int64_t n_tokens, uin
         fill_prompt(ids, PROMPT_TOKENS, m->loaded.config.vocab, seed * LAYERS_BATCH + (uint64_t)s);
         st = di_bench_submit(m, ids, PROMPT_TOKENS, n_tokens + 1, NULL, &c[s], err);
     }
-    if (st || (st = di_bench_run_until(m, c, n_seqs, 1, err)))
+    if (st || (st = di_bench_run_until(m, c, n_seqs, n_seqs, 1, err)))
         return st;
-    int64_t start_ns = di_clock_ns(), before = 0, after = 0;
-    for (int s = 0; s < n_seqs; s++)
-        before += c[s].n_tokens;
+    int64_t start_ns = di_clock_ns(), before = di_bench_tokens(c, n_seqs);
     while (di_core_step(m->engine)) {
     }
-    for (int s = 0; s < n_seqs; s++)
-        after += c[s].n_tokens;
-    *rate = (double)(after - before) / ((double)(di_clock_ns() - start_ns) * 1e-9);
+    *rate = (double)(di_bench_tokens(c, n_seqs) - before) / ((double)(di_clock_ns() - start_ns) * 1e-9);
     return DI_OK;
 }
 
@@ -335,9 +343,9 @@ di_status di_bench_decode(di_bench *b, di_error *err) {
     }
     if (!st && n_layers > 0 && open_layers(b, &m, 512, &st, err)) {
         /* On the host so many rows take minutes: only for who asks for layers. */
-        bool is_host = !m.loaded.backend.device->graph_launch;
-        int n_cases = is_host && b->opt->args.n < 2 ? 2 : (int)DI_COUNT(layers);
-        st = decode_rows(b, &m, layers, n_cases, 3, is_host ? 16 : 64, err);
+        bool runs_on_host = is_host(&m);
+        int n_cases = runs_on_host && b->opt->args.n < 2 ? 2 : (int)DI_COUNT(layers);
+        st = decode_rows(b, &m, layers, n_cases, 3, runs_on_host ? 16 : 64, err);
         di_cli_model_close(&m);
     }
     return st;

@@ -21,8 +21,11 @@ di_status di_bench_submit(di_cli_model *m, const int32_t *ids, int64_t n, int64_
                           di_bench_watch *w, di_error *err);
 /* The same for any request; sets its callback and user. */
 di_status di_bench_follow(di_cli_model *m, di_submission *sub, di_bench_watch *w, di_error *err);
-/* Runs steps until each of w [n] has n_tokens. */
-di_status di_bench_run_until(di_cli_model *m, const di_bench_watch *w, int n, int64_t n_tokens, di_error *err);
+/* Runs steps until n_there of w [n] have n_tokens. */
+di_status di_bench_run_until(di_cli_model *m, const di_bench_watch *w, int n, int n_there, int64_t n_tokens,
+                             di_error *err);
+/* Tokens of w [n] so far. */
+int64_t di_bench_tokens(const di_bench_watch *w, int n);
 /* Runs until nothing is left. An error unless w [n] have all ended well. */
 di_status di_bench_finish(di_cli_model *m, const di_bench_watch *w, int n, di_error *err);
 

@@ -29,6 +29,10 @@ __device__ static inline float cu_round_bf16(float f) {
 __device__ static inline float cu_e8m0_to_f32(uint8_t b) {
     return __uint_as_float(b == 255 ? 0x7FC00000u : b ? (uint32_t)b << 23 : 0x00400000u);
 }
+/* The same of byte g of a word of four scales, by fewer instructions: 0 is 0, 255 infinity. */
+__device__ static inline float cu_scale_at(uint32_t word, int g) {
+    return __uint_as_float((g < 3 ? word << (23 - 8 * g) : word >> 1) & 0x7F800000u);
+}
 /* v times the scale b. 2^-127 is flushed where a kernel reads it, so that it comes in two steps. */
 __device__ static inline float cu_scaled(float v, uint8_t b) {
     return b ? v * cu_e8m0_to_f32(b) : v * 0x1p-126f * 0.5f;

@@ -32,11 +32,6 @@ template <int N> struct few_stage {
     static_assert(N * SUM_PITCH * 4 <= COUNT * BYTES, "sums take the place of a warpgroup's stages");
 };
 
-/* 2^(byte g - 127) of four scales. */
-__device__ static inline float few_scale(uint32_t word, int g) {
-    return __uint_as_float((g < 3 ? word << (23 - 8 * g) : word >> 1) & 0x7F800000u);
-}
-
 /* What a warpgroup reads, a block of k after the other. */
 template <int N> struct few_source {
     typedef few_stage<N> S;
@@ -101,7 +96,7 @@ template <int N> struct few_source {
             uint32_t word = *(const uint32_t *)(scales + S::X_WORD + t * 4);
 #pragma unroll
             for (int g = 0; g < 4; g++)
-                *(float *)(scales + S::X_SCALE + (g * N + t) * 4) = few_scale(word, g);
+                *(float *)(scales + S::X_SCALE + (g * N + t) * 4) = cu_scale_at(word, g);
         }
     }
 };
@@ -127,7 +122,7 @@ template <int N> struct few_sums {
 #pragma unroll
             for (int i = 0; i < S::TEMPS; i++) {
                 cu_wgmma_pin(temp[i]);
-                float w = few_scale(sw, g0 + i);
+                float w = cu_scale_at(sw, g0 + i);
 #pragma unroll
                 for (int j = 0; j < N / 8; j++) {
                     float2 x = *(const float2 *)(xs + (g0 + i) * N * 4 + j * 32);

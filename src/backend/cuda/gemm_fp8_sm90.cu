@@ -118,8 +118,7 @@ __device__ static inline void fp8_copy_codes(const gemm_job &job, uint8_t *share
 
 /* 2^(byte - 127) of the four bytes. */
 __device__ static inline float4 fp8_scales(uint32_t word) {
-    return make_float4(__uint_as_float(word << 23 & 0x7F800000u), __uint_as_float(word << 15 & 0x7F800000u),
-                       __uint_as_float(word << 7 & 0x7F800000u), __uint_as_float(word >> 1 & 0x7F800000u));
+    return make_float4(cu_scale_at(word, 0), cu_scale_at(word, 1), cu_scale_at(word, 2), cu_scale_at(word, 3));
 }
 
 /* By threads 0..SCALERS - 1. Words are loaded AHEAD stages before they are stored. */

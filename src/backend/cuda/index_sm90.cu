@@ -286,13 +286,18 @@ __device__ static inline void widen_narrow(uint32_t codes, const uint4 &table, u
     *last = cu_permute(cu_permute(table.x, table.y, size), cu_permute(table.z, table.w, size), from);
 }
 
+/* Codes of the warp's rows 8*half .. in tile `tile`: a lane's word of each group. */
+__device__ static inline void load_words(uint32_t stage, uint32_t tile, uint32_t half, uint32_t (&r)[GROUPS]) {
+    uint32_t lane = threadIdx.x % DI_WARP, row = half * 8 + lane % 8, chunk = lane / 8 ^ (row / 2 & 3);
+    cu_ldmatrix(r, stage + tile * TILE_BYTES + row * 64 + chunk * 16);
+}
+
 /* The warp's part of tile `tile` as operand A of the four groups. */
 __device__ static inline void load_tile(uint32_t stage, uint32_t tile, uint32_t (&a)[GROUPS][4]) {
-    uint32_t lane = threadIdx.x % DI_WARP;
 #pragma unroll
     for (uint32_t half = 0; half < 2; half++) {
-        uint32_t r[4], row = half * 8 + lane % 8, chunk = lane / 8 ^ (row / 2 & 3);
-        cu_ldmatrix(r, stage + tile * TILE_BYTES + row * 64 + chunk * 16);
+        uint32_t r[GROUPS];
+        load_words(stage, tile, half, r);
 #pragma unroll
         for (int g = 0; g < GROUPS; g++)
             widen(r[g], &a[g][half], &a[g][half + 2]);
@@ -303,11 +308,10 @@ __device__ static inline void load_tile(uint32_t stage, uint32_t tile, uint32_t 
  * exponent of group i. Table: 16 bytes for each exponent, see put_table. */
 __device__ static inline void load_tile_narrow(uint32_t stage, uint32_t tile, const uint8_t *table,
                                                const uint32_t (&shifts)[2], uint32_t (&a)[GROUPS][4]) {
-    uint32_t lane = threadIdx.x % DI_WARP;
 #pragma unroll
     for (uint32_t half = 0; half < 2; half++) {
-        uint32_t r[4], row = half * 8 + lane % 8, chunk = lane / 8 ^ (row / 2 & 3);
-        cu_ldmatrix(r, stage + tile * TILE_BYTES + row * 64 + chunk * 16);
+        uint32_t r[GROUPS];
+        load_words(stage, tile, half, r);
 #pragma unroll
         for (int g = 0; g < GROUPS; g++)
             widen_narrow(r[g], *(const uint4 *)(const void *)(table + (shifts[half] >> 8 * g & 0xFFu)), &a[g][half],

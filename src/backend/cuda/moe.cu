@@ -162,8 +162,7 @@ __device__ static inline void order_pair_codes(const moe_pairing &p, int64_t i) 
                        __byte_perm(b.z, b.w, 0x6420));
     to[1] = make_uint4(__byte_perm(a.x, a.y, 0x7531), __byte_perm(a.z, a.w, 0x7531), __byte_perm(b.x, b.y, 0x7531),
                        __byte_perm(b.z, b.w, 0x7531));
-    uint32_t scale = p.from_scale[i]; /* 2^-127 is flushed where it is used */
-    p.to_scale[i] = __uint_as_float(scale == 255 ? 0x7FC00000u : scale << 23);
+    p.to_scale[i] = cu_e8m0_to_f32(p.from_scale[i]); /* 2^-127 is flushed where it is used */
 }
 
 __global__ void __launch_bounds__(256) order_pairing(moe_pairing p) {
@@ -318,6 +317,43 @@ void di_moe_order_start(const di_stream *stream, const moe_order *o, const moe_p
     if (o->n_experts)
         DI_LAUNCH((order_count), (unsigned)o->n_experts, ORDER_THREADS, 0, stream->stream, *o);
     DI_LAUNCH((order_place), (unsigned)o->n_experts + 1, ORDER_THREADS, 0, stream->stream, *o);
+}
+
+/* ---- the host's side of the fast kernels ------------------------------------------------------------------------- */
+
+static bool fast_expert_fits(const di_expert *e, size_t scale_align) {
+    const di_mat *m[3] = {&e->w1, &e->w3, &e->w2};
+    for (int i = 0; i < 3; i++) {
+        if ((m[i]->dtype != DI_F4_E2M1 && m[i]->dtype != DI_F8_E4M3) || m[i]->dtype != m[0]->dtype ||
+            (uintptr_t)m[i]->data % 16 || (uintptr_t)m[i]->scale % scale_align)
+            return false;
+    }
+    return true;
+}
+
+static int64_t inner_of(const di_moe_args *a) {
+    return (a->k ? &a->experts[0] : a->shared)->w1.n_out;
+}
+
+bool di_moe_fast_fits(const di_moe_args *a, int64_t h_step, int64_t inner_step, size_t scale_align) {
+    if (a->x.dtype != DI_F8_E4M3 || a->x.n_cols % h_step || inner_of(a) % inner_step || a->x.stride != a->x.n_cols ||
+        (uintptr_t)a->x.data % 16 || (uintptr_t)a->x.scale % scale_align)
+        return false;
+    for (int32_t e = 0; a->k && e < a->n_experts; e++) {
+        if (!fast_expert_fits(&a->experts[e], scale_align))
+            return false;
+    }
+    return !a->shared || fast_expert_fits(a->shared, scale_align);
+}
+
+void di_moe_fast_begin(const di_moe_args *a, int64_t row0, int64_t n_rows, int32_t tile_rows, uint8_t *base,
+                       moe_fast_args *out) {
+    (void)di_moe_order_cut(a, row0, n_rows, tile_rows, base, &out->o);
+    out->h = (int32_t)a->x.n_cols;
+    out->inner = (int32_t)inner_of(a);
+    out->limit = a->limit;
+    out->is_fp8 = a->k && a->experts[0].w1.dtype == DI_F8_E4M3;
+    out->is_fp8_shared = a->shared && a->shared->w1.dtype == DI_F8_E4M3;
 }
 
 /* ---- sum over a row's experts ------------------------------------------------------------------------------------ */
@@ -531,8 +567,8 @@ size_t di_cuda_need_moe(const di_device *dev, const di_limits *limits) {
                       di_cuda_piece((size_t)(n * (k + 1) * h) * sizeof(float));
     size_t fast = 0;
     if (dev->arch == DI_CUDA_SM90)
-        fast = di_moe_sm90_bytes(dev, limits->rows_max, k, limits->experts_max, h, limits->intermediate);
+        fast = di_moe_sm90_bytes(dev, &a, limits->rows_max, h, limits->intermediate);
     else if (dev->arch == DI_CUDA_SM100)
-        fast = di_moe_sm100_bytes(limits->rows_max, k, limits->experts_max, h, limits->intermediate);
+        fast = di_moe_sm100_bytes(&a, limits->rows_max, h, limits->intermediate);
     return DI_MAX(DI_MAX(route, portable), fast);
 }

@@ -61,15 +61,35 @@ void di_moe_order_start(const di_stream *stream, const moe_order *o, const moe_p
 void di_moe_sum(const di_stream *stream, const moe_order *o, const void *y, di_dtype y_dtype, const di_act *out,
                 int64_t row0, bool is_rounded);
 
-/* The fast kernels: Hopper, faithful numerics, weights in FP4 or FP8. (moe_fp8_sm90.cu) */
+/* What the fast kernels of any chip take: faithful numerics, weights in FP4 or FP8. Derived types add the activations.
+ */
+typedef struct moe_fast_args {
+    moe_order o;
+    int32_t h, inner;
+    float limit;
+    bool is_fp8, is_fp8_shared; /* weights of routed experts, of the shared one */
+    uint16_t *y;                /* [pairs, h], bf16 */
+} moe_fast_args;
+
+enum { W1, W3, W2 };            /* places of a tile's matrices */
+enum { MOE_PASS_ROWS = 32768 }; /* rows at once: bounds the scratch */
+
+/* Whether activations and experts are such, h and inner multiples of the steps, scales aligned. (moe.cu) */
+bool di_moe_fast_fits(const di_moe_args *a, int64_t h_step, int64_t inner_step, size_t scale_align);
+/* All but y, of rows [row0, row0 + n_rows); the order lies at base. (moe.cu) */
+void di_moe_fast_begin(const di_moe_args *a, int64_t row0, int64_t n_rows, int32_t tile_rows, uint8_t *base,
+                       moe_fast_args *out);
+
+/* Hopper's. Bytes: of the scratch for a call of so many rows; of a, which has no rows, k, n_experts and whether there
+ * is a shared expert count. (moe_fp8_sm90.cu) */
 bool di_moe_sm90_fits(const di_stream *stream, const di_moe_args *a);
 di_status di_moe_sm90(const di_stream *stream, const di_moe_args *a);
-size_t di_moe_sm90_bytes(const di_device *dev, int64_t n_rows, int64_t k, int64_t n_experts, int64_t h, int64_t inner);
+size_t di_moe_sm90_bytes(const di_device *dev, const di_moe_args *a, int64_t n_rows, int64_t h, int64_t inner);
 
-/* Likewise on Blackwell, taken when asked for. (moe_sm100.cu) */
+/* Blackwell's, likewise, taken when asked for. (moe_sm100.cu) */
 bool di_moe_sm100_fits(const di_stream *stream, const di_moe_args *a);
 di_status di_moe_sm100(const di_stream *stream, const di_moe_args *a);
-size_t di_moe_sm100_bytes(int64_t n_rows, int64_t k, int64_t n_experts, int64_t h, int64_t inner);
+size_t di_moe_sm100_bytes(const di_moe_args *a, int64_t n_rows, int64_t h, int64_t inner);
 
 /* silu(g)*u*weight after the clamps, as the reference computes it. */
 __device__ static inline float moe_swiglu(float g, float u, float weight, float limit, bool is_faithful) {

@@ -273,7 +273,7 @@ __device__ static inline void fp8_multiply(const fp8_args &a, const fp8_unit &u,
                 }
             };
             auto promote = [&](int g, float(&sums)[N / 2]) {
-                float s0 = fp8_scale_at(half ? sw[0].y : sw[0].x, g), s1 = fp8_scale_at(half ? sw[1].y : sw[1].x, g);
+                float s0 = cu_scale_at(half ? sw[0].y : sw[0].x, g), s1 = cu_scale_at(half ? sw[1].y : sw[1].x, g);
                 cu_wgmma_pin(sums);
 #pragma unroll
                 for (int j = 0; j < N / 8; j++) {
@@ -344,21 +344,7 @@ __device__ static inline void fp8_up_done(const fp8_args &a, const fp8_unit &u, 
                                           float (&acc)[N / 2]) {
     int t = threadIdx.x, wg = t / FP8_GROUP, warp = t / DI_WARP % 4, g = t % DI_WARP / 4, c = t % 4;
     most_of += wg * 4 * N;
-#pragma unroll
-    for (int j = 0; j < N / 8; j++) {
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            int n = 8 * j + 2 * c + e;
-            float weight = a.o.pair_weight[u.pair0 + (n < u.n ? n : 0)];
-            float v = moe_sm90_swiglu(acc[4 * j + e], acc[4 * j + 2 + e], weight, a.limit), most = fabsf(v);
-            most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 4));
-            most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 8));
-            most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 16));
-            if (g == 0)
-                most_of[warp * N + n] = most;
-            acc[4 * j + e] = v;
-        }
-    }
+    fp8_activate<N>(a, g, c, u.pair0, u.n, most_of + warp * N, acc);
     __syncthreads();
     int64_t group = u.part * wgs + wg;
     int slot = fp8_slot(warp * 8 + g, u.is_fp8);
@@ -370,8 +356,7 @@ __device__ static inline void fp8_up_done(const fp8_args &a, const fp8_unit &u, 
             if (n >= u.n)
                 continue;
             int64_t pair = u.pair0 + n;
-            float most = fmaxf(fmaxf(most_of[n], most_of[N + n]), fmaxf(most_of[2 * N + n], most_of[3 * N + n]));
-            cu_scale s = cu_qa_scale(fmaxf(most, 1e-4f));
+            cu_scale s = cu_qa_scale(fmaxf(moe_sm90_most(most_of + n, N), 1e-4f));
             a.act[pair * a.inner + group * 32 + slot] =
                 (uint8_t)cu_pack_e4m3(__fmul_rn(acc[4 * j + e], s.inverse), 0.0f);
             if (warp == 0 && g == 0)
@@ -384,16 +369,7 @@ template <int N>
 __device__ static inline void fp8_down_done(const fp8_args &a, const fp8_unit &u, int wgs, const float (&acc)[N / 2]) {
     int t = threadIdx.x, warp = t / DI_WARP % 4, c = t % 4;
     int64_t out = (u.part * wgs + t / FP8_GROUP) * 64 + warp * 16 + t % DI_WARP / 4 * 2;
-#pragma unroll
-    for (int j = 0; j < N / 8; j++) {
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            int n = 8 * j + 2 * c + e;
-            if (n < u.n)
-                *(uint32_t *)(void *)(a.y + (int64_t)(u.pair0 + n) * a.h + out) =
-                    cu_pack_bf16(acc[4 * j + e], acc[4 * j + 2 + e]);
-        }
-    }
+    fp8_store<N>(a, c, u.pair0, u.n, out, acc);
 }
 
 template <di_dtype T, int N, int NS, bool IS_DOWN>
@@ -440,8 +416,6 @@ __global__ void __launch_bounds__(fp8_shape<N>::THREADS, fp8_shape<N>::BLOCKS)
 /* ---- the host's side ---------------------------------------------------------------------------------------------
  */
 
-enum { FP8_ROWS = 32768 /* of a pass: bounds the scratch */ };
-
 template <int N> static void fp8_launch(const di_stream *stream, const fp8_args &f) {
     typedef fp8_shape<N> S;
     unsigned tiles = (unsigned)f.o.tiles_max, bytes = (unsigned)S::bytes(f.h, f.inner);
@@ -450,27 +424,8 @@ template <int N> static void fp8_launch(const di_stream *stream, const fp8_args 
     DI_LAUNCH_PDL((moe_fp8<N, true>), tiles * (unsigned)(f.h / (64 * S::WGS)), S::THREADS, bytes, stream->stream, f);
 }
 
-static bool fp8_expert_fits(const di_expert *e) {
-    const di_mat *m[3] = {&e->w1, &e->w3, &e->w2};
-    for (int i = 0; i < 3; i++) {
-        if ((m[i]->dtype != DI_F4_E2M1 && m[i]->dtype != DI_F8_E4M3) || m[i]->dtype != m[0]->dtype ||
-            (uintptr_t)m[i]->data % 16 || (uintptr_t)m[i]->scale % 8)
-            return false;
-    }
-    return true;
-}
-
 bool di_moe_sm90_fits(const di_stream *stream, const di_moe_args *a) {
-    const di_expert *any = a->k ? &a->experts[0] : a->shared;
-    int64_t h = a->x.n_cols, inner = any->w1.n_out;
-    if (stream->dev->arch != DI_CUDA_SM90 || a->x.dtype != DI_F8_E4M3 || h % 256 || inner % 256 || a->x.stride != h ||
-        (uintptr_t)a->x.data % 16 || (uintptr_t)a->x.scale % 8)
-        return false;
-    for (int32_t e = 0; a->k && e < a->n_experts; e++) {
-        if (!fp8_expert_fits(&a->experts[e]))
-            return false;
-    }
-    return !a->shared || fp8_expert_fits(a->shared);
+    return stream->dev->arch == DI_CUDA_SM90 && di_moe_fast_fits(a, 256, 256, 8);
 }
 
 /* Rows of a tile, by the rows that an expert has on average. */
@@ -503,22 +458,17 @@ static size_t fp8_cut(const di_moe_args *a, int64_t n_rows, int64_t h, int64_t i
     return p->order + p->x + p->x_scale + p->act + p->act_scale + p->y;
 }
 
-size_t di_moe_sm90_bytes(const di_device *dev, int64_t n_rows, int64_t k, int64_t n_experts, int64_t h, int64_t inner) {
-    di_expert shared = {};
-    di_moe_args a = {};
-    a.k = (int32_t)k;
-    a.n_experts = (int32_t)n_experts;
-    a.shared = &shared;
+size_t di_moe_sm90_bytes(const di_device *dev, const di_moe_args *a, int64_t n_rows, int64_t h, int64_t inner) {
     fp8_pieces p;
-    int64_t n = DI_MIN(n_rows, (int64_t)FP8_ROWS);
-    size_t narrow = fp8_cut(&a, n, h, inner, 8, &p), wide = fp8_cut(&a, n, h, inner, WIDE_ROWS_MAX, &p);
+    int64_t n = DI_MIN(n_rows, (int64_t)MOE_PASS_ROWS);
+    size_t narrow = fp8_cut(a, n, h, inner, 8, &p), wide = fp8_cut(a, n, h, inner, WIDE_ROWS_MAX, &p);
     return dev->is_order_free ? DI_MAX(narrow, wide) : narrow;
 }
 
-static void fp8_products(const di_stream *stream, const moe_sm90_args &common, const di_moe_args *a, int64_t row0,
+static void fp8_products(const di_stream *stream, const moe_fast_args &common, const di_moe_args *a, int64_t row0,
                          uint8_t *base, const fp8_pieces &p) {
     fp8_args f = {};
-    (moe_sm90_args &)f = common;
+    (moe_fast_args &)f = common;
     float *x_scale = (float *)(void *)(base + p.order + p.x);
     f.x = (const uint8_t *)a->x.data + row0 * f.h;
     f.x_paired = base + p.order;
@@ -546,10 +496,10 @@ static void fp8_products(const di_stream *stream, const moe_sm90_args &common, c
     }
 }
 
-static void wide_products(const di_stream *stream, const moe_sm90_args &common, const di_moe_args *a, int64_t row0,
+static void wide_products(const di_stream *stream, const moe_fast_args &common, const di_moe_args *a, int64_t row0,
                           uint8_t *base, const fp8_pieces &p) {
     wide_args w = {};
-    (moe_sm90_args &)w = common;
+    (moe_fast_args &)w = common;
     uint16_t *x = (uint16_t *)(void *)(base + p.order);
     w.x = x;
     w.act = (uint16_t *)(void *)(base + p.order + p.x + p.x_scale);
@@ -561,21 +511,16 @@ static void wide_products(const di_stream *stream, const moe_sm90_args &common, 
 di_status di_moe_sm90(const di_stream *stream, const di_moe_args *a) {
     const di_expert *any = a->k ? &a->experts[0] : a->shared;
     int64_t h = a->x.n_cols, inner = any->w1.n_out;
-    for (int64_t row0 = 0; row0 < a->x.n_rows; row0 += FP8_ROWS) {
-        int64_t n = DI_MIN(a->x.n_rows - row0, (int64_t)FP8_ROWS);
+    for (int64_t row0 = 0; row0 < a->x.n_rows; row0 += MOE_PASS_ROWS) {
+        int64_t n = DI_MIN(a->x.n_rows - row0, (int64_t)MOE_PASS_ROWS);
         int32_t tile_rows = rows_of_tile(stream->dev, n, a->k, a->n_experts);
         fp8_pieces p;
         size_t bytes = fp8_cut(a, n, h, inner, tile_rows, &p);
         uint8_t *base = (uint8_t *)di_cuda_scratch(stream, bytes);
         if (!base)
             return DI_ERR_SHAPE;
-        moe_sm90_args common = {};
-        (void)di_moe_order_cut(a, row0, n, tile_rows, base, &common.o);
-        common.h = (int32_t)h;
-        common.inner = (int32_t)inner;
-        common.limit = a->limit;
-        common.is_fp8 = a->k && a->experts[0].w1.dtype == DI_F8_E4M3;
-        common.is_fp8_shared = a->shared && a->shared->w1.dtype == DI_F8_E4M3;
+        moe_fast_args common = {};
+        di_moe_fast_begin(a, row0, n, tile_rows, base, &common);
         common.y = (uint16_t *)(void *)(base + bytes - p.y);
         if (tile_rows == WIDE_ROWS_MAX)
             wide_products(stream, common, a, row0, base, p);

@@ -8,6 +8,7 @@
 
 struct many_form {
     static constexpr int WGS = 3, THREADS = (WGS + 1) * RING_GROUP, OUTS = WGS * 64, STAGES = 4;
+    static constexpr int COPY_REGS = 56, REGS = 152;
     /* A stage. W: rows of outputs, FP8 128 bytes a row, chunk c of row r at c ^ r % 8; FP4 64 bytes. Scales of W: a
      * word of four bytes for a row; FP8 two for a warpgroup. */
     static constexpr int X = 0, W = X + FP8_MANY_ROWS * RING_K, FP4_PITCH = 64 + 16, W_SCALES = W + OUTS * RING_K;
@@ -23,6 +24,8 @@ struct many_form {
     template <bool IS_DOWN>
     __device__ static void begin(const fp8_args &, const moe_ring<many_form> &, const moe_tile *, int) {
     }
+    template <bool IS_DOWN>
+    __device__ static void unit(const fp8_args &a, moe_ring<many_form> &ring, ring_at<many_form> &at, int unit);
 };
 typedef many_form M;
 
@@ -116,26 +119,10 @@ __device__ static inline void many_up_done(const fp8_args &a, uint8_t *own, cons
                                            float (&acc)[N / 2]) {
     int t = threadIdx.x % RING_GROUP, wg = threadIdx.x / RING_GROUP, warp = t / DI_WARP, g = t % DI_WARP / 4, c = t % 4;
     float *most_of = (float *)(void *)(own + M::OUT_MOST), *inverse = (float *)(void *)(own + M::OUT_INVERSE);
-#pragma unroll
-    for (int j = 0; j < N / 8; j++) {
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            int n = 8 * j + 2 * c + e;
-            float weight = a.o.pair_weight[head.pair0 + (n < head.n ? n : 0)];
-            float v = moe_sm90_swiglu(acc[4 * j + e], acc[4 * j + 2 + e], weight, a.limit), most = fabsf(v);
-            most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 4));
-            most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 8));
-            most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 16));
-            if (g == 0)
-                most_of[warp * FP8_MANY_ROWS + n] = most;
-            acc[4 * j + e] = v;
-        }
-    }
+    fp8_activate<N>(a, g, c, head.pair0, head.n, most_of + warp * FP8_MANY_ROWS, acc);
     cu_bar_sync(1 + wg, RING_GROUP);
     if (t < head.n) {
-        float most = fmaxf(fmaxf(most_of[t], most_of[FP8_MANY_ROWS + t]),
-                           fmaxf(most_of[2 * FP8_MANY_ROWS + t], most_of[3 * FP8_MANY_ROWS + t]));
-        cu_scale s = cu_qa_scale(fmaxf(most, 1e-4f));
+        cu_scale s = cu_qa_scale(fmaxf(moe_sm90_most(most_of + t, FP8_MANY_ROWS), 1e-4f));
         inverse[t] = s.inverse;
         a.act_scale[(int64_t)(head.pair0 + t) * (a.inner / 32) + group] = __uint_as_float(s.byte << 23);
     }
@@ -163,16 +150,7 @@ __device__ static inline void many_down_done(const fp8_args &a, const ring_head 
                                              const float (&acc)[N / 2]) {
     int t = threadIdx.x % RING_GROUP, c = t % 4;
     int64_t out = part * 64 + t / DI_WARP * 16 + t % DI_WARP / 4 * 2;
-#pragma unroll
-    for (int j = 0; j < N / 8; j++) {
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            int n = 8 * j + 2 * c + e;
-            if (n < head.n)
-                *(uint32_t *)(void *)(a.y + (int64_t)(head.pair0 + n) * a.h + out) =
-                    cu_pack_bf16(acc[4 * j + e], acc[4 * j + 2 + e]);
-        }
-    }
+    fp8_store<N>(a, c, head.pair0, head.n, out, acc);
 }
 
 /* Unit i, whose first stage is there. N: its rows, rounded up. */
@@ -236,7 +214,7 @@ __device__ static inline void many_unit(const fp8_args &a, moe_ring<M> &ring, ri
                 cu_pin(w[(g + 1) % 2][i]); /* made by now, not after the wait */
             cu_wgmma_wait<0>();
             cu_wgmma_pin(temp);
-            float s[2] = {fp8_scale_at(sw[0], g), fp8_scale_at(sw[1], g)};
+            float s[2] = {cu_scale_at(sw[0], g), cu_scale_at(sw[1], g)};
             const float4 *from_x =
                 (const float4 *)(const void *)(x_scales + at.stage * M::STAGE + g * (FP8_MANY_ROWS * 4));
 #pragma unroll
@@ -266,40 +244,26 @@ __device__ static inline void many_unit(const fp8_args &a, moe_ring<M> &ring, ri
         many_up_done<N>(a, ring.shared + M::STAGES * M::STAGE + wg * M::OUT, head, part, acc);
 }
 
-template <bool IS_DOWN> __device__ static inline void many_multiply_all(const fp8_args &a, moe_ring<M> &ring) {
-    ring_at<M> at;
-    for (int unit = 0;; unit++) {
-        cu_mbar_wait(&ring.full[at.stage], at.parity);
-        int n = ring.head(unit)->n;
-        if (n == 0)
-            return;
-        if (ring.head(unit)->is_fp8)
-            many_unit<DI_F8_E4M3, 112, IS_DOWN>(a, ring, at, unit);
-        else if (n <= 32)
-            many_unit<DI_F4_E2M1, 32, IS_DOWN>(a, ring, at, unit);
-        else if (n <= 64)
-            many_unit<DI_F4_E2M1, 64, IS_DOWN>(a, ring, at, unit);
-        else if (n <= 80)
-            many_unit<DI_F4_E2M1, 80, IS_DOWN>(a, ring, at, unit);
-        else if (n <= 96)
-            many_unit<DI_F4_E2M1, 96, IS_DOWN>(a, ring, at, unit);
-        else
-            many_unit<DI_F4_E2M1, 112, IS_DOWN>(a, ring, at, unit);
-    }
+template <bool IS_DOWN>
+__device__ inline void many_form::unit(const fp8_args &a, moe_ring<M> &ring, ring_at<M> &at, int unit) {
+    int n = ring.head(unit)->n;
+    if (ring.head(unit)->is_fp8)
+        many_unit<DI_F8_E4M3, 112, IS_DOWN>(a, ring, at, unit);
+    else if (n <= 32)
+        many_unit<DI_F4_E2M1, 32, IS_DOWN>(a, ring, at, unit);
+    else if (n <= 64)
+        many_unit<DI_F4_E2M1, 64, IS_DOWN>(a, ring, at, unit);
+    else if (n <= 80)
+        many_unit<DI_F4_E2M1, 80, IS_DOWN>(a, ring, at, unit);
+    else if (n <= 96)
+        many_unit<DI_F4_E2M1, 96, IS_DOWN>(a, ring, at, unit);
+    else
+        many_unit<DI_F4_E2M1, 112, IS_DOWN>(a, ring, at, unit);
 }
 
 template <bool IS_DOWN> __global__ void __launch_bounds__(M::THREADS, 1) moe_many(const __grid_constant__ fp8_args a) {
     DI_DYN_SHARED(uint8_t, shared);
-    moe_ring<M> ring(shared);
-    ring.init();
-    cu_grid_begin();
-    if (threadIdx.x >= M::WGS * RING_GROUP) {
-        cu_regs_give<56>();
-        ring_copy_all<M, IS_DOWN>(a, ring);
-    } else {
-        cu_regs_take<152>();
-        many_multiply_all<IS_DOWN>(a, ring);
-    }
+    ring_run<M, IS_DOWN>(a, shared);
 }
 
 void di_moe_many(const di_stream *stream, const fp8_args &a) {

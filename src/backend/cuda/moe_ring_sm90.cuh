@@ -5,10 +5,13 @@
  * are stored. A barrier of a stage counts the copies themselves: nobody waits for memory before asking for more.
  *
  * A form F gives the sizes: WGS warpgroups that multiply, STAGES of STAGE bytes at the start of shared memory, places
- * HEADS and BARRIERS behind them; and what brings a stage:
+ * HEADS and BARRIERS behind them, BYTES in all; COPY_REGS and REGS, registers of a thread that copies and of one that
+ * multiplies; and what brings a stage and takes it:
  *   F::copy<T, IS_DOWN>(args, ring, tile, part)   of one unit and the type T of its weights; start(stage) copies the
  *                                                 next stage to that address, by cp.async
- *   F::begin<IS_DOWN>(args, ring, tile, unit)     what else a unit needs, with its first stage */
+ *   F::begin<IS_DOWN>(args, ring, tile, unit)     what else a unit needs, with its first stage
+ *   F::unit<IS_DOWN>(args, ring, at, unit)        multiplies all stages of one, the first of which is there, and stores
+ *                                                 what comes out */
 #ifndef DI_MOE_RING_SM90_CUH
 #define DI_MOE_RING_SM90_CUH
 
@@ -72,7 +75,7 @@ template <class F, bool IS_DOWN> __device__ static inline int64_t ring_row(int p
     return IS_DOWN ? own * 64 + warp * 16 + r % 8 * 2 + r / 8 : own * 32 + warp * 8 + r % 8;
 }
 /* Warpgroups' shares of a matrix. */
-template <bool IS_DOWN> __device__ static inline int32_t ring_shares(const moe_sm90_args &a) {
+template <bool IS_DOWN> __device__ static inline int32_t ring_shares(const moe_fast_args &a) {
     return IS_DOWN ? a.h / 64 : a.inner / 32;
 }
 
@@ -116,6 +119,26 @@ __device__ static inline void ring_copy_all(const A &a, const moe_ring<F> &ring)
     }
     cu_mbar_arrive(&ring.full[at.stage]);
     cu_cp_wait<0>();
+}
+
+/* The kernel of a form. */
+template <class F, bool IS_DOWN, class A> __device__ static inline void ring_run(const A &a, uint8_t *shared) {
+    moe_ring<F> ring(shared);
+    ring.init();
+    cu_grid_begin();
+    if (threadIdx.x >= F::WGS * RING_GROUP) {
+        cu_regs_give<F::COPY_REGS>();
+        ring_copy_all<F, IS_DOWN>(a, ring);
+        return;
+    }
+    cu_regs_take<F::REGS>();
+    ring_at<F> at;
+    for (int unit = 0;; unit++) {
+        cu_mbar_wait(&ring.full[at.stage], at.parity);
+        if (ring.head(unit)->n == 0)
+            return;
+        F::template unit<IS_DOWN>(a, ring, at, unit);
+    }
 }
 
 #endif

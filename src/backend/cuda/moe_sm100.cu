@@ -19,25 +19,17 @@
 #include "rows.cuh"
 #include "tiles_sm100.cuh"
 
-enum { W1, W3, W2 }; /* places of a tile's matrices */
-
 enum {
     COPIERS = 128, /* threads */
     THREADS = COPIERS + DI_WARP,
     MULTIPLIER = COPIERS / DI_WARP, /* warp */
     STEP = COPIERS / 8,             /* rows that threads copy at once, a chunk of 16 bytes each */
     LANES = 16,                     /* columns of sums that a thread reads at once */
-    PASS_ROWS = 32768,              /* bounds the scratch */
 };
 
-typedef struct moe100_args {
-    moe_order o;
+typedef struct moe100_args : moe_fast_args {
     const uint8_t *x, *x_scale; /* of the order's first row */
-    int32_t h, inner;
-    float limit;
-    bool is_fp8, is_fp8_shared; /* weights of routed experts, of the shared one */
     uint8_t *act, *act_scale;
-    uint16_t *y;
 } moe100_args;
 
 /* A block's part: rows of W, of one matrix or of two halves. */
@@ -181,27 +173,8 @@ __global__ void __launch_bounds__(THREADS) moe100(const __grid_constant__ moe100
 
 /* ---- host -------------------------------------------------------------------------------------------------------- */
 
-static bool moe100_expert_fits(const di_expert *e) {
-    const di_mat *m[3] = {&e->w1, &e->w3, &e->w2};
-    for (int i = 0; i < 3; i++) {
-        if ((m[i]->dtype != DI_F4_E2M1 && m[i]->dtype != DI_F8_E4M3) || m[i]->dtype != m[0]->dtype ||
-            (uintptr_t)m[i]->data % 16 || (uintptr_t)m[i]->scale % 4)
-            return false;
-    }
-    return true;
-}
-
 bool di_moe_sm100_fits(const di_stream *stream, const di_moe_args *a) {
-    const di_expert *any = a->k ? &a->experts[0] : a->shared;
-    int64_t h = a->x.n_cols, inner = any->w1.n_out;
-    if (stream->dev->arch != DI_CUDA_SM100 || a->x.dtype != DI_F8_E4M3 || h % TC_M || inner % TC_K ||
-        a->x.stride != h || (uintptr_t)a->x.data % 16 || (uintptr_t)a->x.scale % 4)
-        return false;
-    for (int32_t e = 0; a->k && e < a->n_experts; e++) {
-        if (!moe100_expert_fits(&a->experts[e]))
-            return false;
-    }
-    return !a->shared || moe100_expert_fits(a->shared);
+    return stream->dev->arch == DI_CUDA_SM100 && di_moe_fast_fits(a, TC_M, TC_K, 4);
 }
 
 /* Rows of a tile, by the rows that an expert has on average; it is the batch's choice, and changes no bits. */
@@ -220,13 +193,8 @@ static moe100_pieces moe100_cut(const di_moe_args *a, int64_t n_rows, int64_t h,
                          di_cuda_piece(n_pairs * (size_t)(inner / 32)), di_cuda_piece(n_pairs * (size_t)h * 2)};
 }
 
-size_t di_moe_sm100_bytes(int64_t n_rows, int64_t k, int64_t n_experts, int64_t h, int64_t inner) {
-    di_expert shared = {};
-    di_moe_args a = {};
-    a.k = (int32_t)k;
-    a.n_experts = (int32_t)n_experts;
-    a.shared = &shared;
-    moe100_pieces p = moe100_cut(&a, DI_MIN(n_rows, (int64_t)PASS_ROWS), h, inner, 16);
+size_t di_moe_sm100_bytes(const di_moe_args *a, int64_t n_rows, int64_t h, int64_t inner) {
+    moe100_pieces p = moe100_cut(a, DI_MIN(n_rows, (int64_t)MOE_PASS_ROWS), h, inner, 16);
     return p.order + p.act + p.scale + p.y;
 }
 
@@ -240,22 +208,17 @@ template <int N> static void moe100_launch(const di_stream *stream, const moe100
 di_status di_moe_sm100(const di_stream *stream, const di_moe_args *a) {
     const di_expert *any = a->k ? &a->experts[0] : a->shared;
     int64_t h = a->x.n_cols, inner = any->w1.n_out;
-    for (int64_t row0 = 0; row0 < a->x.n_rows; row0 += PASS_ROWS) {
-        int64_t n = DI_MIN(a->x.n_rows - row0, (int64_t)PASS_ROWS);
+    for (int64_t row0 = 0; row0 < a->x.n_rows; row0 += MOE_PASS_ROWS) {
+        int64_t n = DI_MIN(a->x.n_rows - row0, (int64_t)MOE_PASS_ROWS);
         int32_t tile_rows = moe100_choose(n, a->k, a->n_experts);
         moe100_pieces p = moe100_cut(a, n, h, inner, tile_rows);
         uint8_t *base = (uint8_t *)di_cuda_scratch(stream, p.order + p.act + p.scale + p.y);
         if (!base)
             return DI_ERR_SHAPE;
         moe100_args f = {};
-        (void)di_moe_order_cut(a, row0, n, tile_rows, base, &f.o);
+        di_moe_fast_begin(a, row0, n, tile_rows, base, &f);
         f.x = (const uint8_t *)a->x.data + row0 * h;
         f.x_scale = a->x.scale + row0 * (h / 32);
-        f.h = (int32_t)h;
-        f.inner = (int32_t)inner;
-        f.limit = a->limit;
-        f.is_fp8 = a->k && a->experts[0].w1.dtype == DI_F8_E4M3;
-        f.is_fp8_shared = a->shared && a->shared->w1.dtype == DI_F8_E4M3;
         f.act = base + p.order;
         f.act_scale = f.act + p.act;
         f.y = (uint16_t *)(void *)(f.act_scale + p.scale);

@@ -17,17 +17,7 @@
 #include "rows.cuh"
 #include "sm90.cuh"
 
-enum { W1, W3, W2 }; /* places of a tile's matrices */
-
-typedef struct moe_sm90_args {
-    moe_order o;
-    int32_t h, inner;
-    float limit;
-    bool is_fp8, is_fp8_shared; /* weights of routed experts, of the shared one */
-    uint16_t *y;                /* [pairs, h], bf16 */
-} moe_sm90_args;
-
-typedef struct fp8_args : moe_sm90_args {
+typedef struct fp8_args : moe_fast_args {
     const uint8_t *x, *x_paired; /* of the order's first row */
     const float *x_scale;
     uint8_t *act; /* [pairs, inner], paired for FP4 */
@@ -46,7 +36,7 @@ __device__ static inline const moe_tile *moe_sm90_find(const moe_order &o, int32
     part = at / count;
     return &o.tiles[first + at - part * count];
 }
-__device__ static inline bool moe_sm90_is_fp8(const moe_sm90_args &a, int32_t expert) {
+__device__ static inline bool moe_sm90_is_fp8(const moe_fast_args &a, int32_t expert) {
     return expert == a.o.n_experts ? a.is_fp8_shared : a.is_fp8;
 }
 
@@ -54,10 +44,6 @@ __device__ static inline bool moe_sm90_is_fp8(const moe_sm90_args &a, int32_t ex
 __device__ static inline void fp8_widen(uint32_t codes, uint32_t &even, uint32_t &odd) {
     even = (codes << 4 & 0x80808080u) | (codes << 2 & 0x1C1C1C1Cu);
     odd = (codes & 0x80808080u) | (codes >> 2 & 0x1C1C1C1Cu);
-}
-
-__device__ static inline float fp8_scale_at(uint32_t word, int g) { /* 2^(byte - 127) */
-    return __uint_as_float((g < 3 ? word << (23 - 8 * g) : word >> 1) & 0x7F800000u);
 }
 
 /* silu(g)*u*weight after the clamps, g and u rounded to bf16 first. Written step by step, so that all widths give the
@@ -74,6 +60,49 @@ __device__ static inline float moe_sm90_swiglu(float g, float u, float weight, f
     return __fmul_rn(__fmul_rn(__fdividef(g, __fadd_rn(1.0f, e)), u), weight);
 }
 
+/* Of N rows, of which n are there, from pair0 on: gate and up in a thread's acc, rows 4j + e and 4j + 2 + e of it, to
+ * the activation in place of the gate; the largest of the warp's eight outputs to most_of[row]. g, c: the lane by
+ * 4, and what is left. */
+template <int N>
+__device__ static inline void fp8_activate(const moe_fast_args &a, int g, int c, int32_t pair0, int32_t n,
+                                           float *most_of, float (&acc)[N / 2]) {
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            int row = 8 * j + 2 * c + e;
+            float weight = a.o.pair_weight[pair0 + (row < n ? row : 0)];
+            float v = moe_sm90_swiglu(acc[4 * j + e], acc[4 * j + 2 + e], weight, a.limit), most = fabsf(v);
+            most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 4));
+            most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 8));
+            most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 16));
+            if (g == 0)
+                most_of[row] = most;
+            acc[4 * j + e] = v;
+        }
+    }
+}
+/* The largest of a row over the four warps, whose values are a pitch apart. */
+__device__ static inline float moe_sm90_most(const float *most_of, int pitch) {
+    return fmaxf(fmaxf(most_of[0], most_of[pitch]), fmaxf(most_of[2 * pitch], most_of[3 * pitch]));
+}
+
+/* The second product's sums of N rows, of which n are there; out: the first of the thread's two outputs. */
+template <int N>
+__device__ static inline void fp8_store(const moe_fast_args &a, int c, int32_t pair0, int32_t n, int64_t out,
+                                        const float (&acc)[N / 2]) {
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            int row = 8 * j + 2 * c + e;
+            if (row < n)
+                *(uint32_t *)(void *)(a.y + (int64_t)(pair0 + row) * a.h + out) =
+                    cu_pack_bf16(acc[4 * j + e], acc[4 * j + 2 + e]);
+        }
+    }
+}
+
 /* Where output col of a group of 32 lies, as the second product's weights want it. */
 __device__ static inline int fp8_slot(int col, bool is_fp8) {
     return is_fp8 ? col : col % 2 * 16 + col / 2;
@@ -85,7 +114,7 @@ void di_moe_many(const di_stream *stream, const fp8_args &a);
 
 /* Many rows, bits that depend on the batch: likewise, activations too. (moe_wide_sm90.cu) */
 enum { WIDE_ROWS_MAX = 128 };
-typedef struct wide_args : moe_sm90_args {
+typedef struct wide_args : moe_fast_args {
     const uint16_t *x; /* bf16 [rows of the order, h], wide order */
     uint16_t *act;     /* bf16 [pairs, inner], wide order */
 } wide_args;

@@ -21,6 +21,7 @@
 
 struct wide_form {
     static constexpr int WGS = 4, THREADS = (WGS + 1) * RING_GROUP, W_ROWS = WGS * 64, STAGES = 3;
+    static constexpr int COPY_REGS = 32, REGS = 112; /* all start with 96: 5 * 96 = 4 * 112 + 32 */
     /* A stage. X: two panels of 64 k in the 128-byte swizzle. W: FP8 128 bytes a row, chunk c of row r at c ^ r%4 * 2,
      * FP4 64 bytes. Scales of W: a word of four bytes for a row; FP8 two for a warpgroup. */
     static constexpr int X = 0, X_PANEL = WIDE_ROWS_MAX * 128, W = X + 2 * X_PANEL, FP4_PITCH = 64 + 16;
@@ -44,6 +45,8 @@ struct wide_form {
         if (!IS_DOWN && t < tile->n)
             cu_cp<4>(cu_smem(weights(ring, unit) + t), a.o.pair_weight + tile->pair0 + t);
     }
+    template <bool IS_DOWN>
+    __device__ static void unit(const wide_args &a, moe_ring<wide_form> &ring, ring_at<wide_form> &at, int unit);
 };
 typedef wide_form F;
 
@@ -229,9 +232,7 @@ __device__ static inline void wide_up_done(const wide_args &a, uint8_t *own, con
     }
     cu_bar_sync(1 + wg, RING_GROUP);
     if (t < N) {
-        float most = fmaxf(fmaxf(most_of[t], most_of[WIDE_ROWS_MAX + t]),
-                           fmaxf(most_of[2 * WIDE_ROWS_MAX + t], most_of[3 * WIDE_ROWS_MAX + t]));
-        cu_scale s = cu_qa_scale(fmaxf(most, 1e-4f));
+        cu_scale s = cu_qa_scale(fmaxf(moe_sm90_most(most_of + t, WIDE_ROWS_MAX), 1e-4f));
         inverse[t] = s.inverse;
         scales[t] = s.byte;
     }
@@ -369,46 +370,32 @@ __device__ static inline void wide_unit(const wide_args &a, moe_ring<F> &ring, r
                         F::weights(ring, unit), acc);
 }
 
-template <bool IS_DOWN> __device__ static inline void wide_multiply_all(const wide_args &a, moe_ring<F> &ring) {
-    ring_at<F> at;
-    for (int unit = 0;; unit++) {
-        cu_mbar_wait(&ring.full[at.stage], at.parity);
-        int n = ring.head(unit)->n;
-        if (n == 0)
-            return;
-        if (ring.head(unit)->is_fp8) {
-            if (n <= 64)
-                wide_unit<DI_F8_E4M3, 64, IS_DOWN>(a, ring, at, unit);
-            else
-                wide_unit<DI_F8_E4M3, 128, IS_DOWN>(a, ring, at, unit);
-        } else if (n <= 32) {
-            wide_unit<DI_F4_E2M1, 32, IS_DOWN>(a, ring, at, unit);
-        } else if (n <= 64) {
-            wide_unit<DI_F4_E2M1, 64, IS_DOWN>(a, ring, at, unit);
-        } else if (n <= 80) {
-            wide_unit<DI_F4_E2M1, 80, IS_DOWN>(a, ring, at, unit);
-        } else if (n <= 96) {
-            wide_unit<DI_F4_E2M1, 96, IS_DOWN>(a, ring, at, unit);
-        } else if (n <= 112) {
-            wide_unit<DI_F4_E2M1, 112, IS_DOWN>(a, ring, at, unit);
-        } else {
-            wide_unit<DI_F4_E2M1, 128, IS_DOWN>(a, ring, at, unit);
-        }
+template <bool IS_DOWN>
+__device__ inline void wide_form::unit(const wide_args &a, moe_ring<F> &ring, ring_at<F> &at, int unit) {
+    int n = ring.head(unit)->n;
+    if (ring.head(unit)->is_fp8) {
+        if (n <= 64)
+            wide_unit<DI_F8_E4M3, 64, IS_DOWN>(a, ring, at, unit);
+        else
+            wide_unit<DI_F8_E4M3, 128, IS_DOWN>(a, ring, at, unit);
+    } else if (n <= 32) {
+        wide_unit<DI_F4_E2M1, 32, IS_DOWN>(a, ring, at, unit);
+    } else if (n <= 64) {
+        wide_unit<DI_F4_E2M1, 64, IS_DOWN>(a, ring, at, unit);
+    } else if (n <= 80) {
+        wide_unit<DI_F4_E2M1, 80, IS_DOWN>(a, ring, at, unit);
+    } else if (n <= 96) {
+        wide_unit<DI_F4_E2M1, 96, IS_DOWN>(a, ring, at, unit);
+    } else if (n <= 112) {
+        wide_unit<DI_F4_E2M1, 112, IS_DOWN>(a, ring, at, unit);
+    } else {
+        wide_unit<DI_F4_E2M1, 128, IS_DOWN>(a, ring, at, unit);
     }
 }
 
 template <bool IS_DOWN> __global__ void __launch_bounds__(F::THREADS, 1) moe_wide(const __grid_constant__ wide_args a) {
     DI_DYN_SHARED(uint8_t, shared);
-    moe_ring<F> ring(shared);
-    ring.init();
-    cu_grid_begin();
-    if (threadIdx.x >= F::WGS * RING_GROUP) {
-        cu_regs_give<32>(); /* all start with 96: 5 * 96 = 4 * 112 + 32 */
-        ring_copy_all<F, IS_DOWN>(a, ring);
-    } else {
-        cu_regs_take<112>();
-        wide_multiply_all<IS_DOWN>(a, ring);
-    }
+    ring_run<F, IS_DOWN>(a, shared);
 }
 
 void di_moe_wide(const di_stream *stream, const wide_args &a) {
