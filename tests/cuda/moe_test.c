@@ -304,6 +304,16 @@ DI_PROPERTY(fast_moe_is_close, 1) {
     twin t;
     twin_open(&t, &limits, "sm90");
     check_fast_cases(&t, &rng);
+    for (int i = 0; i < 9; i++) { /* all widths of the form for many rows, the shortest k */
+        twin_turn(seed, i);
+        check_fast(&t, &rng,
+                   (moe_case){.n = 13 + 8 * i, .h = 256, .inner = 256, .k = 1, .n_experts = 1, .has_shared = true},
+                   i % 2 ? DI_F8_E4M3 : DI_F4_E2M1, i % 2 ? DI_F4_E2M1 : DI_F8_E4M3, 1.0);
+    }
+    twin_turn(seed, 9); /* one expert of many rows, another of few */
+    check_fast(&t, &rng, (moe_case){.n = 24, .h = 256, .inner = 256, .k = 1, .n_experts = 2, .has_shared = true},
+               DI_F4_E2M1, DI_F4_E2M1, 3.0);
+    twin_turn(0, 1);
     twin_close(&t);
 }
 

@@ -1,16 +1,22 @@
 /* Mixture of experts on Hopper's tensor cores, many rows of an expert: bound by arithmetic.
  *
- * A multiply is 64 outputs (operand A, from registers) by up to 112 rows (operand B) and 32 k, one group of scales. Its
- * sums are added to the accumulators on the ordinary units, times the scales of output and row, which takes longer than
- * the multiply takes the tensor cores. So three warpgroups multiply, each with one set of sums: while one adds, the
- * others' multiplies run. */
+ * A multiply is 64 outputs (operand A, from registers) by up to 80 rows (operand B) and 32 k, one group of scales. Its
+ * sums are added to the accumulators on the ordinary units, times the scales of output and row: two instructions a sum,
+ * which take longer than the multiply takes the tensor cores. So a warpgroup has two halves of 64 outputs with sums of
+ * their own: while those of one are added, the multiply of the other runs; and a row's scale, once read, is for four
+ * outputs of a thread. Two warpgroups multiply.
+ *
+ * What binds: of ten instructions seven are those two, and the second reads three registers, which takes longer than an
+ * instruction's turn. Wider tiles have a smaller share of the rest, but only in multiplies of fewer rows do their sums
+ * fit the registers, and more multiplies cost more than that. */
 #include "moe_ring_sm90.cuh"
 
 struct many_form {
-    static constexpr int WGS = 3, THREADS = (WGS + 1) * RING_GROUP, OUTS = WGS * 64, STAGES = 4;
-    static constexpr int COPY_REGS = 56, REGS = 152;
+    static constexpr int WGS = 2, THREADS = (WGS + 1) * RING_GROUP, STAGES = 4;
+    static constexpr int SHARES = 2 * WGS, OUTS = SHARES * 64;
+    static constexpr int COPY_REGS = 40, REGS = 232; /* all start with 168: 3 * 168 = 2 * 232 + 40 */
     /* A stage. W: rows of outputs, FP8 128 bytes a row, chunk c of row r at c ^ r % 8; FP4 64 bytes. Scales of W: a
-     * word of four bytes for a row; FP8 two for a warpgroup. */
+     * word of four bytes for a row; FP8 two for a share. */
     static constexpr int X = 0, W = X + FP8_MANY_ROWS * RING_K, FP4_PITCH = 64 + 16, W_SCALES = W + OUTS * RING_K;
     static constexpr int X_SCALES = W_SCALES + OUTS * 4; /* [group][16 rows][lane % 4]: the four that a lane needs */
     static constexpr int STAGE = (X_SCALES + 4 * FP8_MANY_ROWS * 4 + 1023) / 1024 * 1024;
@@ -19,6 +25,7 @@ struct many_form {
     static constexpr int OUT_INVERSE = OUT_MOST + 4 * FP8_MANY_ROWS * 4;       /* [row] */
     static constexpr int OUT = OUT_INVERSE + FP8_MANY_ROWS * 4, HEADS = STAGES * STAGE + WGS * OUT;
     static constexpr int BARRIERS = HEADS + STAGES * (int)sizeof(ring_head), BYTES = BARRIERS + 2 * STAGES * 8;
+    static_assert(FP8_MANY_ROWS % 16 == 0 && BYTES <= 227 * 1024, "shared memory of a block");
 
     template <di_dtype T, bool IS_DOWN> struct copy;
     template <bool IS_DOWN>
@@ -36,16 +43,15 @@ typedef many_form M;
 template <di_dtype T, bool IS_DOWN> struct many_form::copy {
     static constexpr int CHUNKS = T == DI_F8_E4M3 ? 8 : 4,
                          STEP = RING_GROUP / CHUNKS; /* of a row of W; rows at a time */
-    static constexpr int PER_WG = 64 / STEP;
     const uint8_t *x, *w, *w_scale[2];
     const float *x_scale;
     uint32_t row_at[FP8_MANY_ROWS / 16]; /* this thread's rows, in 16 bytes from x on */
     int64_t further;                     /* bytes from a row of W to the next of this thread */
-    int n_rows, wgs;                     /* this thread's rows; warpgroups that have outputs */
+    int n_rows;                          /* this thread's rows */
     bool has_scale;                      /* of row t */
 
     __device__ copy(const fp8_args &a, const moe_ring<M> &, const moe_tile *tile, int32_t part) {
-        int t = threadIdx.x % RING_GROUP, m, all = ring_shares<IS_DOWN>(a), pair0 = tile->pair0, n = tile->n;
+        int t = threadIdx.x % RING_GROUP, m, pair0 = tile->pair0, n = tile->n;
         uint32_t n_in = IS_DOWN ? a.inner : a.h;
         x = (IS_DOWN ? a.act : T == DI_F8_E4M3 ? a.x : a.x_paired) + t % 8 * 16;
         n_rows = (n - t / 8 + 15) / 16;
@@ -57,17 +63,16 @@ template <di_dtype T, bool IS_DOWN> struct many_form::copy {
         int row = pair0 + DI_MIN(t, n - 1);
         has_scale = t < n;
         x_scale = (IS_DOWN ? a.act_scale : a.x_scale) + (int64_t)(IS_DOWN ? row : a.o.pair_row[row]) * (n_in / 32);
-        wgs = DI_MIN(all - part * M::WGS, (int)M::WGS);
         int64_t pitch = T == DI_F8_E4M3 ? n_in : n_in / 2, out = ring_row<M, IS_DOWN>(part, t / CHUNKS, &m);
         w = tile->data[m] + out * pitch + t % CHUNKS * 16;
         further = (IS_DOWN ? STEP : STEP / 2) * pitch;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             if (T == DI_F4_E2M1) {
-                out = ring_row<M, IS_DOWN>(part, DI_MIN(t + i * RING_GROUP, wgs * 64 - 1), &m);
+                out = ring_row<M, IS_DOWN>(part, t + i * RING_GROUP, &m);
             } else {
                 m = IS_DOWN ? W2 : t % 2 ? W3 : W1;
-                out = part * M::WGS + DI_MIN(t / 2, wgs - 1);
+                out = part * M::SHARES + t / 2 % M::SHARES;
                 out = IS_DOWN ? out * 2 + t % 2 : out;
             }
             w_scale[i] = tile->scale[m] + out * (n_in / 32);
@@ -87,11 +92,8 @@ template <di_dtype T, bool IS_DOWN> struct many_form::copy {
         to = stage + M::W + r * PITCH + (T == DI_F8_E4M3 ? (t ^ r) % 8 : t % 4) * 16;
         const uint8_t *from = w;
 #pragma unroll
-        for (int i = 0; i < M::WGS * PER_WG; i++) {
-            if (i / PER_WG < wgs)
-                cu_cp16(to + i * STEP * PITCH, from);
-            from += further;
-        }
+        for (int i = 0; i < M::OUTS / STEP; i++, from += further)
+            cu_cp16(to + i * STEP * PITCH, from);
         w += T == DI_F8_E4M3 ? RING_K : RING_K / 2;
         to = stage + M::X_SCALES + (t / 16 * 16 + t % 8 / 2 * 4 + t / 8 % 2 * 2 + t % 2) * 4;
 #pragma unroll
@@ -101,9 +103,9 @@ template <di_dtype T, bool IS_DOWN> struct many_form::copy {
         }
         x_scale += 4;
         to = stage + M::W_SCALES + (T == DI_F8_E4M3 ? t / 2 * 64 + t % 2 : t) * 4;
-        if (T == DI_F4_E2M1 || t < 2 * M::WGS)
+        if (T == DI_F4_E2M1 || t < 2 * M::SHARES)
             cu_cp<4>(to, w_scale[0]);
-        if (T == DI_F4_E2M1 && t < M::OUTS - RING_GROUP)
+        if (T == DI_F4_E2M1)
             cu_cp<4>(to + RING_GROUP * 4, w_scale[1]);
         w_scale[0] += 4;
         w_scale[1] += 4;
@@ -153,112 +155,152 @@ __device__ static inline void many_down_done(const fp8_args &a, const ring_head 
     fp8_store<N>(a, c, head.pair0, head.n, out, acc);
 }
 
-/* Unit i, whose first stage is there. N: its rows, rounded up. */
+/* Unit i, whose first stage is there. N: its rows, rounded up.
+ *
+ *   step         0         1     2     3    ..   7     | 0 of the next stage
+ *   multiplies   0a        0b    1a    1b        3b    | 0a                    group and half
+ *   adds         (3b)      0a    0b    1a        3a    | 3b
+ *
+ * The sums of a stage's last multiply are added in the next one, so that a loop's turn ends with none under way: else
+ * the compiler lets each multiply wait for the one before. */
 template <di_dtype T, int N, bool IS_DOWN>
 __device__ static inline void many_unit(const fp8_args &a, moe_ring<M> &ring, ring_at<M> &at, int unit) {
+    constexpr int RAW = T == DI_F8_E4M3 ? 4 : 2, W_PITCH = T == DI_F8_E4M3 ? RING_K : M::FP4_PITCH;
+    constexpr int NEXT_ROW = (T == DI_F4_E2M1 ? 8 : IS_DOWN ? 0 : 1) * 4; /* from the scale of row r = 0 to that of 1 */
     int t = threadIdx.x % RING_GROUP, wg = threadIdx.x / RING_GROUP, lane = t % DI_WARP, warp = t / DI_WARP;
     uint32_t base = cu_smem(ring.shared);
     int n_stages = (IS_DOWN ? a.inner : a.h) / RING_K;
-    /* what cu_ldmatrix reads: FP4 rows 0-7 and 8-15 of two groups; FP8 both halves of rows and of a group */
-    int row = warp * 16 + lane / 8 % 2 * 8 + lane % 8;
-    uint32_t from =
-        M::W + (wg * 64 + row) * (T == DI_F8_E4M3 ? RING_K : M::FP4_PITCH) + (T == DI_F8_E4M3 ? 0 : lane / 16 * 16);
+    /* what cu_ldmatrix reads: rows 0-7 and 8-15, FP8 of both halves of a group */
+    uint32_t from = base + M::W + (wg * 128 + warp * 16 + lane % 16) * W_PITCH;
     const uint8_t *w_scales = ring.shared + M::W_SCALES +
-                              (wg * 64 + (T == DI_F4_E2M1 ? warp * 16 + lane / 4
-                                          : IS_DOWN       ? warp / 2
-                                                          : 0)) *
+                              (wg * 128 + (T == DI_F4_E2M1 ? warp * 16 + lane / 4
+                                           : IS_DOWN       ? warp / 2
+                                                           : 0)) *
                                   4;
-    const uint8_t *x_scales = ring.shared + M::X_SCALES + lane % 4 * 16;
-    constexpr int NEXT_ROW = (T == DI_F4_E2M1 ? 8 : IS_DOWN ? 0 : 1) * 4; /* from the scale of row r = 0 to that of 1 */
-    uint32_t raw[4], w[2][4];
-    auto place = [&](uint32_t stage, int g,
-                     uint32_t(&to)[4]) { /* operand A of a group */
-                                         if (T == DI_F4_E2M1) {
-                                             if (g % 2 == 0)
-                                                 cu_ldmatrix(raw, base + stage * M::STAGE + from + g * 16);
-#pragma unroll
-                                             for (int r = 0; r < 2; r++)
-                                                 fp8_widen(raw[g % 2 * 2 + r], to[r], to[2 + r]);
-                                         } else {
-                                             cu_ldmatrix(to, base + stage * M::STAGE + from +
-                                                                 ((g * 2 + lane / 16) ^ lane % 8) * 16);
-                                         }
+    uint32_t x_scales = base + M::X_SCALES + lane % 4 * 16;
+    uint32_t raw[2][RAW], w[2][4], sw[2][2] = {}; /* of a half: codes, operand A, scales of a stage */
+    float acc[2][N / 2], temp[2][N / 2];          /* of a half */
+    float sx[(N + 15) / 16 * 4];                  /* scales of a group's rows */
+    auto load = [&](uint32_t stage, int g, int m) {
+        uint32_t rows = from + stage * M::STAGE + m * 64 * W_PITCH;
+        if constexpr (T == DI_F8_E4M3)
+            cu_ldmatrix(raw[m], rows + ((g * 2 + lane / 16) ^ lane % 8) * 16);
+        else
+            cu_ldmatrix2(raw[m], rows + g * 16);
     };
-    float acc[N / 2], temp[N / 2];
+    auto place = [&](int m) {
+        if constexpr (T == DI_F8_E4M3) {
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                w[m][i] = raw[m][i];
+        } else {
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                fp8_widen(raw[m][r], w[m][r], w[m][2 + r]);
+        }
+    };
+    /* Half m of group g. After the second half the scales of group `then` of the stage take the place of g's, 16 rows
+     * by 16 rows; -1: none. */
+    auto add = [&](int m, int g, int then) {
+        const float s[2] = {cu_scale_at(sw[m][0], g), cu_scale_at(sw[m][1], g)};
+        cu_wgmma_pin(temp[m]);
+#pragma unroll
+        for (int p = 0; p < (N + 15) / 16; p++) {
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                int i = 8 * p + j;
+                if (i < N / 2)
+                    acc[m][i] = __fmaf_rn(temp[m][i], s[i / 2 % 2] * sx[i / 4 * 2 + i % 2], acc[m][i]);
+            }
+            if (m == 1 && then >= 0) {
+                float4 x = cu_smem_load4(x_scales + at.stage * M::STAGE + (then * FP8_MANY_ROWS + p * 16) * 4);
+                sx[4 * p] = x.x;
+                sx[4 * p + 1] = x.y;
+                sx[4 * p + 2] = x.z;
+                sx[4 * p + 3] = x.w;
+            }
+        }
+    };
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
-        acc[i] = 0.0f;
+        acc[0][i] = acc[1][i] = temp[1][i] = 0.0f; /* the first stage adds sums of zero */
+#pragma unroll
+    for (int i = 0; i < (N + 15) / 16 * 4; i++)
+        sx[i] = 0.0f;
     cu_fence_async();
-    place(at.stage, 0, w[0]);
+    load(at.stage, 0, 0);
+    place(0);
 #pragma unroll 1
     for (int kb = 0; kb < n_stages; kb++) {
         ring_at<M> next = at;
         next.next();
         uint64_t desc = cu_desc_k128(base + at.stage * M::STAGE + M::X);
-        const uint32_t *from_w = (const uint32_t *)(const void *)(w_scales + at.stage * M::STAGE);
-        uint32_t sw[2] = {from_w[0], from_w[NEXT_ROW / 4]};
+        const uint8_t *from_w = w_scales + at.stage * M::STAGE;
 #pragma unroll
-        for (int g = 0; g < 4; g++) {
+        for (int step = 0; step < 8; step++) {
+            int m = step % 2, other = 1 - m; /* multiplied, added */
             cu_wgmma_fence();
-            cu_wgmma_e4m3_rs(temp, w[g % 2], cu_desc_add(desc, g * 32), 0);
+            cu_wgmma_e4m3_rs(temp[m], w[m], cu_desc_add(desc, step / 2 * 32), 0);
             cu_wgmma_commit();
-            if (g < 3) {
-                place(at.stage, g + 1, w[(g + 1) % 2]);
+            if (step < 7) {
+                load(at.stage, (step + 1) / 2, other);
             } else if (kb + 1 < n_stages) {
                 cu_mbar_wait(&ring.full[next.stage], next.parity);
                 cu_fence_async(); /* others' copies, seen by this thread, before its multiplies */
-                place(next.stage, 0, w[0]);
+                load(next.stage, 0, other);
             }
+            cu_wgmma_wait<1>();
+            add(other, (step + 7) % 8 / 2, step / 2);
+            place(other);
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                cu_pin(w[(g + 1) % 2][i]); /* made by now, not after the wait */
-            cu_wgmma_wait<0>();
-            cu_wgmma_pin(temp);
-            float s[2] = {cu_scale_at(sw[0], g), cu_scale_at(sw[1], g)};
-            const float4 *from_x =
-                (const float4 *)(const void *)(x_scales + at.stage * M::STAGE + g * (FP8_MANY_ROWS * 4));
-#pragma unroll
-            for (int p = 0; p < N / 16; p++) {
-                float4 x = from_x[p * 4];
-                const float sx[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-                for (int i = 0; i < 8; i++)
-                    acc[8 * p + i] = __fmaf_rn(temp[8 * p + i], s[i / 2 % 2] * sx[i / 4 * 2 + i % 2], acc[8 * p + i]);
+            for (int i = 0; i < 4; i++) {
+                if (step == 0)
+                    sw[i / 2][i % 2] = *(const uint32_t *)(const void *)(from_w + i / 2 * 256 + i % 2 * NEXT_ROW);
             }
         }
+        cu_wgmma_wait<0>();
         ring.release(at.stage);
         at = next;
     }
+    add(1, 3, -1);
     if (T == DI_F4_E2M1) {
 #pragma unroll
-        for (int i = 0; i < N / 2; i++)
-            acc[i] = acc[i] * 64.0f;
+        for (int i = 0; i < N / 2; i++) {
+            acc[0][i] = acc[0][i] * 64.0f;
+            acc[1][i] = acc[1][i] * 64.0f;
+        }
     }
     const ring_head head = *ring.head(unit); /* not overwritten before the next unit's first stages are released */
-    int part = head.part * M::WGS + wg;
-    if (part >= ring_shares<IS_DOWN>(a))
-        return;
-    if (IS_DOWN)
-        many_down_done<N>(a, head, part, acc);
-    else
-        many_up_done<N>(a, ring.shared + M::STAGES * M::STAGE + wg * M::OUT, head, part, acc);
+#pragma unroll
+    for (int m = 0; m < 2; m++) {
+        int share = head.part * M::SHARES + wg * 2 + m;
+        if (IS_DOWN)
+            many_down_done<N>(a, head, share, acc[m]);
+        else
+            many_up_done<N>(a, ring.shared + M::STAGES * M::STAGE + wg * M::OUT, head, share, acc[m]);
+    }
+}
+
+/* By the narrowest width that holds n rows, N or less: 8, 16, 24 .. of FP4, 16, 48, 80 of FP8. */
+template <di_dtype T, int N, bool IS_DOWN>
+__device__ static inline void many_fit(const fp8_args &a, moe_ring<M> &ring, ring_at<M> &at, int unit, int n) {
+    constexpr int STEP = T == DI_F8_E4M3 ? 32 : 8;
+    if constexpr (N > STEP) {
+        if (n <= N - STEP) {
+            many_fit<T, N - STEP, IS_DOWN>(a, ring, at, unit, n);
+            return;
+        }
+    }
+    many_unit<T, N, IS_DOWN>(a, ring, at, unit);
 }
 
 template <bool IS_DOWN>
 __device__ inline void many_form::unit(const fp8_args &a, moe_ring<M> &ring, ring_at<M> &at, int unit) {
     int n = ring.head(unit)->n;
     if (ring.head(unit)->is_fp8)
-        many_unit<DI_F8_E4M3, 112, IS_DOWN>(a, ring, at, unit);
-    else if (n <= 32)
-        many_unit<DI_F4_E2M1, 32, IS_DOWN>(a, ring, at, unit);
-    else if (n <= 64)
-        many_unit<DI_F4_E2M1, 64, IS_DOWN>(a, ring, at, unit);
-    else if (n <= 80)
-        many_unit<DI_F4_E2M1, 80, IS_DOWN>(a, ring, at, unit);
-    else if (n <= 96)
-        many_unit<DI_F4_E2M1, 96, IS_DOWN>(a, ring, at, unit);
+        many_fit<DI_F8_E4M3, FP8_MANY_ROWS, IS_DOWN>(a, ring, at, unit, n);
     else
-        many_unit<DI_F4_E2M1, 112, IS_DOWN>(a, ring, at, unit);
+        many_fit<DI_F4_E2M1, FP8_MANY_ROWS, IS_DOWN>(a, ring, at, unit, n);
 }
 
 template <bool IS_DOWN> __global__ void __launch_bounds__(M::THREADS, 1) moe_many(const __grid_constant__ fp8_args a) {

@@ -1,12 +1,12 @@
 /* The frame of the kernels for many rows of an expert: blocks that stay, units in turn, a ring of stages.
  *
- * A block stays on its multiprocessor and takes units (a tile of rows, 64 rows of W for each multiplying warpgroup, all
- * k) in turn. A last warpgroup copies through a ring of stages of 128 k, on into the next unit while the sums of one
- * are stored. A barrier of a stage counts the copies themselves: nobody waits for memory before asking for more.
+ * A block stays on its multiprocessor and takes units (a tile of rows, some shares of 64 rows of W, all k) in turn. A
+ * last warpgroup copies through a ring of stages of 128 k, on into the next unit while the sums of one are stored. A
+ * barrier of a stage counts the copies themselves: nobody waits for memory before asking for more.
  *
- * A form F gives the sizes: WGS warpgroups that multiply, STAGES of STAGE bytes at the start of shared memory, places
- * HEADS and BARRIERS behind them, BYTES in all; COPY_REGS and REGS, registers of a thread that copies and of one that
- * multiplies; and what brings a stage and takes it:
+ * A form F gives the sizes: WGS warpgroups that multiply, SHARES of a unit, STAGES of STAGE bytes at the start of
+ * shared memory, places HEADS and BARRIERS behind them, BYTES in all; COPY_REGS and REGS, registers of a thread that
+ * copies and of one that multiplies; and what brings a stage and takes it:
  *   F::copy<T, IS_DOWN>(args, ring, tile, part)   of one unit and the type T of its weights; start(stage) copies the
  *                                                 next stage to that address, by cp.async
  *   F::begin<IS_DOWN>(args, ring, tile, unit)     what else a unit needs, with its first stage
@@ -70,11 +70,11 @@ template <class F> struct moe_ring {
 
 /* Row of the matrix that lies at row i of a block's; *m: of which matrix. */
 template <class F, bool IS_DOWN> __device__ static inline int64_t ring_row(int part, int i, int *m) {
-    int r = i % 16, warp = i / 16 % 4, own = part * F::WGS + i / 64;
+    int r = i % 16, warp = i / 16 % 4, own = part * F::SHARES + i / 64;
     *m = IS_DOWN ? W2 : r < 8 ? W1 : W3;
     return IS_DOWN ? own * 64 + warp * 16 + r % 8 * 2 + r / 8 : own * 32 + warp * 8 + r % 8;
 }
-/* Warpgroups' shares of a matrix. */
+/* Shares of a matrix, a multiple of four: h and inner are multiples of 256. */
 template <bool IS_DOWN> __device__ static inline int32_t ring_shares(const moe_fast_args &a) {
     return IS_DOWN ? a.h / 64 : a.inner / 32;
 }
@@ -98,7 +98,7 @@ __device__ static inline void ring_produce(const A &a, const moe_ring<F> &ring, 
 template <class F, bool IS_DOWN, class A>
 __device__ static inline void ring_copy_all(const A &a, const moe_ring<F> &ring) {
     int t = threadIdx.x % RING_GROUP;
-    int32_t parts = (ring_shares<IS_DOWN>(a) + F::WGS - 1) / F::WGS, part, i = 0;
+    int32_t parts = (ring_shares<IS_DOWN>(a) + F::SHARES - 1) / F::SHARES, part, i = 0;
     ring_at<F> at;
     const moe_tile *tile;
     for (; (tile = moe_sm90_find(a.o, (int32_t)(blockIdx.x + i * gridDim.x), parts, part)); i++) {

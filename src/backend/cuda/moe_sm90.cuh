@@ -109,7 +109,7 @@ __device__ static inline int fp8_slot(int col, bool is_fp8) {
 }
 
 /* Many rows: both products of tiles of up to so many. Launch. (moe_many_sm90.cu) */
-enum { FP8_MANY_ROWS = 112 };
+enum { FP8_MANY_ROWS = 80 };
 void di_moe_many(const di_stream *stream, const fp8_args &a);
 
 /* Many rows, bits that depend on the batch: likewise, activations too. (moe_wide_sm90.cu) */

@@ -20,7 +20,7 @@
 #include "tiles_sm90.cuh"
 
 struct wide_form {
-    static constexpr int WGS = 4, THREADS = (WGS + 1) * RING_GROUP, W_ROWS = WGS * 64, STAGES = 3;
+    static constexpr int WGS = 4, SHARES = WGS, THREADS = (WGS + 1) * RING_GROUP, W_ROWS = WGS * 64, STAGES = 3;
     static constexpr int COPY_REGS = 32, REGS = 112; /* all start with 96: 5 * 96 = 4 * 112 + 32 */
     /* A stage. X: two panels of 64 k in the 128-byte swizzle. W: FP8 128 bytes a row, chunk c of row r at c ^ r%4 * 2,
      * FP4 64 bytes. Scales of W: a word of four bytes for a row; FP8 two for a warpgroup. */

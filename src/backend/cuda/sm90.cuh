@@ -359,9 +359,9 @@ __device__ static inline void cu_dsmem_store(uint32_t mapped, float v) {
  *   cu_wgmma_e4m3_rs(d, a, b_desc, keep)
  *   cu_wgmma_s8_rs(d, a, b_desc, keep)                            likewise, of integers; d is int32_t, sums are exact
  *
- * N is twice the size of d[N/2]: 8, 16, 32, 64, 80, 96, 112, 128, 192, 256, bf16 also 48, s8 64 alone. keep 0
- * overwrites d (first k step). B's rows of a K-major tile are n. Sums: bf16 in f32; e4m3 with fewer bits (about 14)
- * inside one instruction's k and across instructions of one accumulator, so long sums add partial results in f32
+ * N is twice the size of d[N/2]: 8, 16, 32, 48, 64, 80, 96, 112, 128, 192, 256, e4m3 also 24, 40, 56, 72, s8 64 alone.
+ * keep 0 overwrites d (first k step). B's rows of a K-major tile are n. Sums: bf16 in f32; e4m3 with fewer bits (about
+ * 14) inside one instruction's k and across instructions of one accumulator, so long sums add partial results in f32
  * outside. */
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
