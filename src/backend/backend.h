@@ -11,11 +11,14 @@
 #include "ops.h"
 #include "tensor/tensor.h"
 
-#define DI_BACKEND_ABI 3
+#define DI_BACKEND_ABI 4
 
 typedef struct di_device di_device; /* an opened device; the backend's own */
 typedef struct di_event di_event;   /* a place in a stream; the backend's own */
 typedef struct di_graph di_graph;   /* a recorded run of operations; the backend's own */
+
+/* Rows of an operation on a side stream, at most. */
+enum { DI_SIDE_ROWS = 256 };
 
 /* The largest of everything the model will ask of one forward: the device makes its scratch memory from it once, so
  * that no operation allocates. */
@@ -81,6 +84,14 @@ typedef struct di_device_ops {
     di_status (*stream_create)(di_device *dev, di_stream **out, di_error *err);
     void (*stream_destroy)(di_stream *stream);
     di_status (*stream_sync)(di_stream *stream, di_error *err);
+    /* A second stream beside this one, for operations of up to DI_SIDE_ROWS rows which run at the same time as what this
+     * one is given meanwhile; made by the first call, owned by this one, whose recordings take in what it is given. NULL
+     * in a backend that runs every operation at once, as is follow. */
+    di_status (*stream_side)(di_stream *stream, di_stream **out, di_error *err);
+    /* What `stream` is given from now on waits for all that `other` was given until now: one of them is the other's
+     * side. Work beside a stream begins with side following stream and ends with stream following side, before the
+     * stream is waited for or its recording ends. */
+    di_status (*stream_follow)(di_stream *stream, di_stream *other, di_error *err);
     /* In the stream's order, without waiting: n_rows pieces of n_bytes, each row_bytes behind the one before on both
      * sides, from memory of alloc_host that stays as it is until the stream has passed; and between places of the
      * device. */

@@ -93,8 +93,13 @@ di_status di_block_window_store(di_forward *fw, int32_t layer, int32_t set) {
     return DI_OK;
 }
 
-/* Scores the visible entries of the key source and keeps the best; ws.idx serves the layers of the group after it. */
-static di_status select_entries(di_forward *fw, int32_t layer, const di_row_set *rs, di_act x, di_act qrq) {
+static di_act index_weight(const di_forward *fw, int64_t n_rows) {
+    return di_act_of(fw, fw->ws.iw, n_rows, fw->model->config.index_heads);
+}
+
+/* Scores the visible entries of the key source, by index_weight, and keeps the best; ws.idx serves the layers of the
+ * group after it. */
+static di_status select_entries(di_forward *fw, int32_t layer, const di_row_set *rs, di_act qrq) {
     const di_model *mo = fw->model;
     const di_config *c = &mo->config;
     const di_block_weights *w = &mo->weights.blocks[layer];
@@ -102,7 +107,7 @@ static di_status select_entries(di_forward *fw, int32_t layer, const di_row_set 
     int64_t n = rs->rows.n_rows;
     int32_t ratio = c->ratio[layer], keys = c->index_k_source[layer];
     di_act iq = di_act_of(fw, fw->ws.iq, n, (int64_t)c->index_heads * c->index_dim);
-    di_act iw = di_act_of(fw, fw->ws.iw, n, c->index_heads);
+    di_act iw = index_weight(fw, n);
     char name[24];
     di_layer_name(fw, layer, name);
     DI_TRY(di_linear(fw, qrq, &w->ix_wq_b, iq));
@@ -112,7 +117,6 @@ static di_status select_entries(di_forward *fw, int32_t layer, const di_row_set 
                                                  .n_freq = c->rope_dim / 2,
                                                  .cos = rs->cos_compressed,
                                                  .sin = rs->sin_compressed}));
-    DI_TRY(di_linear(fw, x, &w->ix_weights, iw));
     DI_TRY(di_show(fw, name, "index_q_raw", iq.dtype, n, iq.n_cols, iq.data));
     DI_TRY(di_show(fw, name, "index_weight", iw.dtype, n, iw.n_cols, iw.data));
     bool source = layer == c->candidate_layer, inside = c->candidate_layer >= 0 && layer > c->candidate_layer;
@@ -153,10 +157,10 @@ static di_status project_out(di_forward *fw, int32_t layer, di_act o, di_act f) 
 }
 
 static di_status attend(di_forward *fw, int32_t layer, const di_row_set *rs, bool compressed, bool sparse, di_act q,
-                        di_act f) {
+                        di_act *o) {
     const di_model *mo = fw->model;
     const di_config *c = &mo->config;
-    di_act o = di_act_of(fw, fw->ws.o, q.n_rows, q.n_cols);
+    *o = di_act_of(fw, fw->ws.o, q.n_rows, q.n_cols);
     di_attention_args args = {.rows = &rs->rows,
                               .q = q,
                               .n_heads = c->n_heads,
@@ -169,38 +173,53 @@ static di_status attend(di_forward *fw, int32_t layer, const di_row_set *rs, boo
                               .cos = compressed ? rs->cos_compressed : rs->cos_window,
                               .sin = compressed ? rs->sin_compressed : rs->sin_window,
                               .n_freq = c->rope_dim / 2,
-                              .out = o};
+                              .out = *o};
     if (sparse) {
         int32_t src = c->kv_source[layer];
         args.idx = fw->ws.idx;
         args.topk = c->index_topk;
         args.main = paged(fw, mo->layout.main_offset[src], c->ratio[layer], mo->layout.main_format, c->head_dim);
     }
-    DI_TRY(mo->backend.ops->attention(fw->stream, &args));
-    return project_out(fw, layer, o, f);
+    return mo->backend.ops->attention(fw->stream, &args);
+}
+
+/* What attention needs that does not come from queries: window keys, the entries of a kv source, the weights of an index
+ * source's heads. */
+static di_status keys(di_forward *fw, int32_t layer, const di_row_set *rs, bool has_entries, di_act x, di_act xq) {
+    const di_config *c = &fw->model->config;
+    DI_TRY(di_block_window_keys(fw, layer, rs, c->ratio[layer] > 0, xq));
+    if (has_entries)
+        DI_TRY(di_block_compress(fw, layer, x));
+    return di_config_is_index_source(c, layer)
+               ? di_linear(fw, x, &fw->model->weights.blocks[layer].ix_weights, index_weight(fw, x.n_rows))
+               : DI_OK;
 }
 
 di_status di_block_attention(di_forward *fw, int32_t layer, int32_t set, di_act x, bool compressed_done, di_act f) {
     const di_config *c = &fw->model->config;
     const di_row_set *rs = &fw->set[set];
-    bool sparse = c->ratio[layer] > 0;
-    di_act xq, qrq, q;
+    bool sparse = c->ratio[layer] > 0, has_entries = di_config_is_kv_source(c, layer) && !compressed_done;
+    bool is_more = fw->has_codes; /* else the codes are made first */
+    di_act xq, qrq, q, o;
     DI_TRY(di_input_quant(fw, x, &xq));
+    DI_BESIDE(fw, is_more, keys(fw, layer, rs, has_entries, x, xq));
     DI_TRY(queries(fw, layer, rs, sparse, xq, &qrq, &q));
-    DI_TRY(di_block_window_keys(fw, layer, rs, sparse, xq));
-    if (di_config_is_kv_source(c, layer) && !compressed_done)
-        DI_TRY(di_block_compress(fw, layer, x));
+    DI_TRY(di_side_join(fw));
     if (di_config_is_index_source(c, layer))
-        DI_TRY(select_entries(fw, layer, rs, x, qrq));
-    DI_TRY(attend(fw, layer, rs, sparse, sparse, q, f));
-    return di_block_window_store(fw, layer, set);
+        DI_TRY(select_entries(fw, layer, rs, qrq));
+    DI_TRY(attend(fw, layer, rs, sparse, sparse, q, &o));
+    DI_BESIDE(fw, false, di_block_window_store(fw, layer, set));
+    return project_out(fw, layer, o, f);
 }
 
 di_status di_block_draft_attention(di_forward *fw, int32_t layer, di_act x, di_act f) {
     const di_row_set *rs = &fw->set[0];
-    di_act xq, qrq, q;
+    bool is_more = fw->has_codes;
+    di_act xq, qrq, q, o;
     DI_TRY(di_input_quant(fw, x, &xq));
+    DI_BESIDE(fw, is_more, di_block_window_keys(fw, layer, rs, false, xq));
     DI_TRY(queries(fw, layer, rs, false, xq, &qrq, &q));
-    DI_TRY(di_block_window_keys(fw, layer, rs, false, xq));
-    return attend(fw, layer, rs, false, false, q, f);
+    DI_TRY(di_side_join(fw));
+    DI_TRY(attend(fw, layer, rs, false, false, q, &o));
+    return project_out(fw, layer, o, f);
 }

@@ -97,6 +97,27 @@ di_status di_show(di_forward *fw, const char *layer, const char *name, di_dtype 
     return dev->upload(fw->model->device, data, fw->tap_host, n_bytes, fw->err);
 }
 
+di_status di_side_begin(di_forward *fw, bool is_more) {
+    if (!fw->side || fw->tap || fw->set[0].rows.n_rows > DI_SIDE_ROWS)
+        return DI_OK;
+    if (!is_more || !fw->has_side_work)
+        DI_TRY(fw->model->backend.device->stream_follow(fw->side, fw->own, fw->err));
+    fw->stream = fw->side;
+    fw->has_side_work = true;
+    return DI_OK;
+}
+
+void di_side_end(di_forward *fw) {
+    fw->stream = fw->own;
+}
+
+di_status di_side_join(di_forward *fw) {
+    if (!fw->has_side_work)
+        return DI_OK;
+    fw->has_side_work = false;
+    return fw->model->backend.device->stream_follow(fw->own, fw->side, fw->err);
+}
+
 /* Operations carry no error object: where one refused its arguments, its name becomes the message. */
 di_status di_refused(const di_forward *fw, di_status st) {
     if (!st || !fw->err || fw->err->message[0])
@@ -182,7 +203,8 @@ static di_status enter_sublayer(di_forward *fw, di_act trunk, const float *pre_i
         if (!st) {
             fw->has_pending = false;
             fw->has_codes = is_faithful;
-            return mix(fw, trunk, pre_in, hc, (di_act){0}, pre_out);
+            DI_BESIDE(fw, false, mix(fw, trunk, pre_in, hc, (di_act){0}, pre_out)); /* for the next sub-layer */
+            return DI_OK;
         }
         if (st != DI_ERR_SHAPE)
             return st;
@@ -218,6 +240,7 @@ di_status di_block_run(di_forward *fw, int32_t layer, int32_t set, bool compress
     DI_TRY(enter_sublayer(fw, trunk, between, &w->hc_ffn, w->ffn_norm, z, x, after));
     DI_TRY(di_show(fw, name, "ffn_in", x.dtype, n, c->hidden, x.data));
     DI_TRY(di_block_ffn(fw, layer, set, x, f));
+    DI_TRY(di_side_join(fw));
     DI_TRY(di_show(fw, name, "ffn_out", f.dtype, n, c->hidden, f.data));
     fw->has_pending = true;
     if (fw->tap)

@@ -113,8 +113,10 @@ enum { DI_RECORD_FORWARD, DI_RECORD_DRAFT_BEGIN, DI_RECORD_DRAFT_NEXT };
 
 struct di_forward {
     di_model *model;
-    di_stream *stream;
-    void *memory; /* device: the workspace */
+    di_stream *stream;      /* that operations go to: own, or side between di_side_begin and di_side_end */
+    di_stream *own, *side;  /* own: owned; side: own's, NULL where the device has none */
+    bool has_side_work;     /* side was given something that own has not followed */
+    void *memory;           /* device: the workspace */
     di_workspace ws;
     di_meta_layout ml;
     uint8_t
@@ -214,6 +216,22 @@ di_status di_trunk_settle(di_forward *fw, di_act trunk);
 di_status di_refused(const di_forward *fw, di_status st);
 /* Trunk of the batch's token ids, and the one-hot mix that the first sub-layer reads. */
 di_status di_forward_start(di_forward *fw, di_act trunk, float **pre);
+/* Between begin and end operations go to the side stream and run beside what the stream is given until di_side_join:
+ * what nobody needs soon, in a forward of few rows, whose operations leave most of the device idle. They see what the
+ * stream was given before begin; is_more: before the begin before, which nothing was given since that they need. In a
+ * forward of many rows, where the device has no sides, or with a tap, everything stays in one order. */
+di_status di_side_begin(di_forward *fw, bool is_more);
+void di_side_end(di_forward *fw);
+/* What the stream is given from now on sees what was done beside it. */
+di_status di_side_join(di_forward *fw);
+#define DI_BESIDE(fw, is_more, expr)                                                                                   \
+    do {                                                                                                               \
+        DI_TRY(di_side_begin(fw, is_more));                                                                            \
+        di_status st_ = (expr);                                                                                        \
+        di_side_end(fw);                                                                                               \
+        if (st_)                                                                                                       \
+            return st_;                                                                                                \
+    } while (0)
 /* Shows a tensor to the tap, if there is one. */
 di_status di_show(di_forward *fw, const char *layer, const char *name, di_dtype dtype, int64_t n_rows, int64_t n_cols,
                   void *data);

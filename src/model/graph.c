@@ -56,6 +56,7 @@ static di_status record(di_forward *fw, di_recording *r, int32_t index, di_statu
 }
 
 di_status di_graph_run(di_forward *fw, int32_t kind, int32_t index, di_status (*put)(di_forward *fw, int32_t)) {
+    DI_TRY(di_side_join(fw)); /* left by one that failed */
     if (!fw->is_recordable)
         return put(fw, index);
     const di_rows *rows = &fw->set[0].rows;

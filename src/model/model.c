@@ -301,7 +301,10 @@ di_status di_forward_create(di_forward **out, di_model *model, di_error *err) {
     fw->model = model;
     fw->blocks_stride = DI_CEIL_DIV(model->tokens_max, (int64_t)DI_PAGE_TOKENS);
     size_t n_bytes = di_workspace_cut(&fw->ws, &fw->ml, NULL, &model->config, &model->layout, model->numerics, &sizes);
-    if ((st = dev->stream_create(model->device, &fw->stream, err)))
+    if ((st = dev->stream_create(model->device, &fw->own, err)))
+        goto out;
+    fw->stream = fw->own;
+    if (dev->stream_side && (st = dev->stream_side(fw->own, &fw->side, err)))
         goto out;
     if ((st = dev->alloc(model->device, n_bytes, &fw->memory, err)))
         goto out;
@@ -324,8 +327,8 @@ void di_forward_destroy(di_forward *fw) {
     if (!fw)
         return;
     const di_device_ops *dev = fw->model->backend.device;
-    if (fw->stream)
-        dev->stream_destroy(fw->stream);
+    if (fw->own)
+        dev->stream_destroy(fw->own);
     di_graph_drop(fw);
     dev->free(fw->model->device, fw->memory);
     dev->free(fw->model->device, fw->tap_scores);

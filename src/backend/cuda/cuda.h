@@ -45,8 +45,10 @@ struct di_device {
     bool is_order_free; /* sums may be added in an order that depends on the batch */
     di_pool *pool;      /* owned: host work */
     di_limits limits;   /* as reserved, field by field the largest */
-    uint8_t *scratch; /* owned: of the operation at work; operations of one GPU run in one order (di_cuda_turn_begin) */
-    size_t scratch_bytes;
+    /* owned: of the operation at work, since operations of one GPU run in one order (di_cuda_turn_begin); behind it that
+     * of the operation at work on a side stream */
+    uint8_t *scratch;
+    size_t scratch_bytes, side_scratch_bytes;
     pthread_mutex_t copying;      /* one copy at a time has the stream and the buffers */
     cudaStream_t copies;          /* owned: uploads and downloads; lock: copying */
     void *stages[DI_CUDA_STAGES]; /* owned, pinned; lock: copying */
@@ -56,22 +58,33 @@ struct di_device {
 struct di_stream {
     di_device *dev; /* borrowed */
     cudaStream_t stream;
-    cudaEvent_t ends;    /* owned: of what it was given when another stream got its turn */
-    bool is_recording;   /* what is put on it does not run now */
-    const char *refused; /* operation that last refused its arguments or failed to launch; NULL = none yet */
+    di_stream *side;     /* owned: works beside this one; NULL: none was asked for, or this is one */
+    di_stream *owner;    /* borrowed: whose side this is; NULL: nobody's */
+    cudaEvent_t ends;    /* owned: of what it was given when another stream got its turn or followed it */
+    bool is_recording;   /* what is put on it and on its side does not run now */
+    const char *refused; /* operation that last refused its arguments or failed to launch, of the side too; NULL = none
+                            yet */
 };
+static inline di_stream *di_cuda_owner(di_stream *stream) {
+    return stream->owner ? stream->owner : stream;
+}
 
-/* Around putting something on a stream: makes it wait for what other streams of the GPU were given before, of whichever
- * engine: scratch is the device's, and some kernels count in memory of the module. */
+/* Around putting something on a stream: makes it and its side wait for what other streams of the GPU were given before,
+ * of whichever engine: scratch is the device's, and some kernels count in memory of the module. */
 void di_cuda_turn_begin(di_stream *stream);
 void di_cuda_turn_end(di_stream *stream);
 
 /* DI_OK, or DI_ERR_DEVICE with what was tried and CUDA's own words; DI_ERR_MEMORY where memory is what lacks. */
 di_status di_cuda_check(cudaError_t e, di_error *err, const char *what);
 
-/* Scratch of the operation at work; NULL when more is asked for than was reserved. 256-byte aligned. */
+/* Scratch of the operation at work, and how much there is; NULL when more is asked for. 256-byte aligned. */
+static inline size_t di_cuda_scratch_bytes(const di_stream *stream) {
+    return stream->owner ? stream->dev->side_scratch_bytes : stream->dev->scratch_bytes;
+}
 static inline void *di_cuda_scratch(const di_stream *stream, size_t n_bytes) {
-    return n_bytes <= stream->dev->scratch_bytes ? stream->dev->scratch : NULL;
+    if (n_bytes > di_cuda_scratch_bytes(stream))
+        return NULL;
+    return stream->dev->scratch + (stream->owner ? stream->dev->scratch_bytes : 0);
 }
 /* Cuts a piece of n bytes, rounded up to 256, off *at. */
 static inline void *di_cuda_take(uint8_t **at, size_t n_bytes) {

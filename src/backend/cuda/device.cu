@@ -314,26 +314,39 @@ static di_limits limits_max(const di_limits *a, const di_limits *b) {
     return m;
 }
 
-static size_t cuda_scratch_bytes(di_device *dev, const di_limits *limits) {
+/* Of operations on a stream, and of those on its side. */
+static void scratch_needs(di_device *dev, const di_limits *limits, size_t *main, size_t *side) {
     size_t most = 256;
-#define NEED(family) most = DI_MAX(most, di_cuda_need_##family(dev, limits))
-    NEED(dense), NEED(gemm), NEED(hc), NEED(engram), NEED(kv), NEED(index), NEED(attention), NEED(moe), NEED(draft),
-        NEED(sample);
+    di_limits few = *limits;
+    few.rows_max = DI_MIN(few.rows_max, (int64_t)DI_SIDE_ROWS);
+#define NEED(family, of) most = DI_MAX(most, di_cuda_need_##family(dev, of))
+    NEED(dense, &few), NEED(gemm, &few), NEED(hc, &few), NEED(kv, &few);
+    *side = di_cuda_piece(most);
+    NEED(dense, limits), NEED(gemm, limits), NEED(hc, limits), NEED(engram, limits), NEED(kv, limits);
+    NEED(index, limits), NEED(attention, limits), NEED(moe, limits), NEED(draft, limits), NEED(sample, limits);
 #undef NEED
-    return di_cuda_piece(most);
+    *main = di_cuda_piece(most);
+}
+
+static size_t cuda_scratch_bytes(di_device *dev, const di_limits *limits) {
+    size_t main, side;
+    scratch_needs(dev, limits, &main, &side);
+    return main + side;
 }
 
 static di_status cuda_reserve(di_device *dev, const di_limits *limits, di_error *err) {
     di_limits all = limits_max(&dev->limits, limits);
-    size_t n_bytes = cuda_scratch_bytes(dev, &all);
-    if (n_bytes > dev->scratch_bytes) {
+    size_t main, side;
+    scratch_needs(dev, &all, &main, &side);
+    if (main > dev->scratch_bytes || side > dev->side_scratch_bytes) { /* neither shrinks: all has the largest */
         void *p;
-        di_status st = cuda_alloc(dev, n_bytes, &p, err);
+        di_status st = cuda_alloc(dev, main + side, &p, err);
         if (st)
             return di_error_context(err, st, "scratch of operations; fewer rows a step need less");
         (void)cudaFree(dev->scratch);
         dev->scratch = (uint8_t *)p;
-        dev->scratch_bytes = n_bytes;
+        dev->scratch_bytes = main;
+        dev->side_scratch_bytes = side;
     }
     dev->limits = all;
     return DI_OK;
@@ -341,23 +354,30 @@ static di_status cuda_reserve(di_device *dev, const di_limits *limits, di_error 
 
 /* ---- streams ---- */
 
+/* stream waits for what other was given until now. */
+static cudaError_t follow(di_stream *stream, di_stream *other) {
+    cudaError_t e = cudaEventRecord(other->ends, other->stream);
+    return e ? e : cudaStreamWaitEvent(stream->stream, other->ends, 0);
+}
+
 void di_cuda_turn_begin(di_stream *stream) {
-    if (stream->is_recording) /* the turn is this thread's until the recording ends */
+    di_stream *owner = di_cuda_owner(stream);
+    if (owner->is_recording) /* the turn is this thread's until the recording ends */
         return;
     auto *turn = &turns[stream->dev->ordinal];
     pthread_mutex_lock(&turn->lock);
     (void)cudaSetDevice(stream->dev->ordinal); /* of the calling thread */
-    if (turn->stream == stream)
+    if (turn->stream == owner)
         return;
-    if (turn->stream) {
-        (void)cudaEventRecord(turn->stream->ends, turn->stream->stream);
-        (void)cudaStreamWaitEvent(stream->stream, turn->stream->ends, 0);
+    for (di_stream *before = turn->stream; before; before = before->side) {
+        for (di_stream *now = owner; now; now = now->side)
+            (void)follow(now, before);
     }
-    turn->stream = stream;
+    turn->stream = owner;
 }
 
 void di_cuda_turn_end(di_stream *stream) {
-    if (!stream->is_recording)
+    if (!di_cuda_owner(stream)->is_recording)
         pthread_mutex_unlock(&turns[stream->dev->ordinal].lock);
 }
 
@@ -385,6 +405,7 @@ static di_status cuda_stream_create(di_device *dev, di_stream **out, di_error *e
 static void cuda_stream_destroy(di_stream *stream) {
     if (!stream)
         return;
+    cuda_stream_destroy(stream->side);
     auto *turn = &turns[stream->dev->ordinal];
     (void)cudaSetDevice(stream->dev->ordinal);
     (void)cudaStreamSynchronize(stream->stream);
@@ -398,6 +419,22 @@ static void cuda_stream_destroy(di_stream *stream) {
 
 static di_status cuda_stream_sync(di_stream *stream, di_error *err) {
     return di_cuda_check(cudaStreamSynchronize(stream->stream), err, "waiting for the device");
+}
+
+static di_status cuda_stream_side(di_stream *stream, di_stream **out, di_error *err) {
+    di_status st = stream->side ? DI_OK : cuda_stream_create(stream->dev, &stream->side, err);
+    if (!st) {
+        stream->side->owner = stream;
+        *out = stream->side;
+    }
+    return st;
+}
+
+static di_status cuda_stream_follow(di_stream *stream, di_stream *other, di_error *err) {
+    di_cuda_turn_begin(stream);
+    di_status st = di_cuda_check(follow(stream, other), err, "one stream after the other");
+    di_cuda_turn_end(stream);
+    return st;
 }
 
 static di_status cuda_stream_upload(di_stream *stream, void *dst, const void *src, size_t n_bytes, int64_t n_rows,
@@ -646,6 +683,8 @@ const di_device_ops di_cuda_device_ops = {
     .stream_create = cuda_stream_create,
     .stream_destroy = cuda_stream_destroy,
     .stream_sync = cuda_stream_sync,
+    .stream_side = cuda_stream_side,
+    .stream_follow = cuda_stream_follow,
     .stream_upload = cuda_stream_upload,
     .stream_copy = cuda_stream_copy,
     .stream_download = cuda_stream_download,

@@ -23,13 +23,15 @@ enum {
 };
 static const size_t pack_bytes_max = (size_t)64 << 20; /* packed activations; more rows go in several launches */
 
-/* Blocks that have added their piece to scratch, by tile and warpgroup; whoever comes last puts it back to 0. */
-__device__ static unsigned gemm_arrivals[2 * PARTIALS];
+/* Blocks that have added their piece to scratch, by tile and warpgroup, of streams and of their sides; whoever comes last
+ * puts it back to 0. */
+__device__ static unsigned gemm_arrivals[2][2 * PARTIALS];
 
 /* ---- the narrow form --------------------------------------------------------------------------------------------- */
 
 typedef struct narrow_shape {
     int n_row_tiles, n_out_tiles, n_splits, n_blocks; /* n_blocks: of 128 k */
+    int side;                                         /* 1: on a side stream */
     float *partial;                                   /* [unit][warpgroup][N/2][128], where n_splits > 1 and not SEQ */
     uint8_t *packed;                                  /* [n_row_tiles][n_cols/128][tile], for N = WIDE_ROWS */
 } narrow_shape;
@@ -163,14 +165,14 @@ template <di_dtype T, int N, bool SEQ> struct narrow_plan {
         __threadfence();
         cu_bar_sync(1 + group, TILE_GROUP);
         if (t == 0)
-            last[group] = atomicAdd(&gemm_arrivals[p.tile * 2 + group], 1u);
+            last[group] = atomicAdd(&gemm_arrivals[shape.side][p.tile * 2 + group], 1u);
         cu_bar_sync(1 + group, TILE_GROUP);
         return last[group] == (unsigned)shape.n_splits - 1;
     }
     __device__ void gather(const place &p, float (&sum)[N / 2]) {
         __threadfence();
         if (threadIdx.x % TILE_GROUP == 0)
-            gemm_arrivals[p.tile * 2 + threadIdx.x / TILE_GROUP] = 0;
+            gemm_arrivals[shape.side][p.tile * 2 + threadIdx.x / TILE_GROUP] = 0;
         /* Pieces are added in order; as many are on their way at once as registers hold. */
         constexpr int BATCH = N > 96 ? 1 : 192 / N;
         const float *from = piece(p, 0);
@@ -293,6 +295,7 @@ static void narrow_rows(di_stream *stream, const gemm_job &job, uint8_t *scratch
     narrow_shape shape = {};
     shape.n_out_tiles = (int)gemm_ceil_div(job.w.n_out, OUT_TILE);
     shape.n_blocks = (int)(job.w.n_in / TILE_K);
+    shape.side = stream->owner ? 1 : 0;
     shape.n_splits = splits(shape.n_out_tiles, shape.n_blocks, dev->n_sms, 2 * dev->n_sms);
     bool is_mx = job.w.dtype == DI_F4_E2M1;
     int n = n_rows <= 16 ? 16 : n_rows <= 32 && !is_mx ? 32 : n_rows <= 64 || is_mx ? 64 : WIDE_ROWS;
@@ -329,7 +332,7 @@ static di_status narrow(di_stream *stream, const gemm_job &job) {
     uint8_t *scratch = (uint8_t *)di_cuda_scratch(stream, partial_bytes());
     if (!scratch)
         return DI_ERR_SHAPE;
-    int64_t n_rows = job.x.n_rows, room = (int64_t)(stream->dev->scratch_bytes - partial_bytes());
+    int64_t n_rows = job.x.n_rows, room = (int64_t)(di_cuda_scratch_bytes(stream) - partial_bytes());
     room = room < (int64_t)pack_bytes_max ? room : (int64_t)pack_bytes_max;
     int64_t step = room / (WIDE_ROWS * 2 * job.x.n_cols) * WIDE_ROWS;
     step = step ? step : (int64_t)PARTIAL_ROWS; /* little scratch: tiles that need none */

@@ -773,7 +773,7 @@ di_status di_cuda_hc_mix(di_stream *stream, const di_hc_mix_args *a) {
         return DI_ERR_SHAPE;
     if (!a->x.n_rows)
         return DI_OK;
-    return mix(stream, a, di_cuda_scratch(stream, 0), stream->dev->scratch_bytes);
+    return mix(stream, a, di_cuda_scratch(stream, 0), di_cuda_scratch_bytes(stream));
 }
 
 /* ---- hc_post ---- */

@@ -1,5 +1,5 @@
 /* Mixture of experts on Hopper's tensor cores, faithful numerics: E4M3 activations, experts in FP4 or FP8. The host's
- * side, and the kernels for few to a few dozen rows of an expert; those for more are moe_many_sm90.cu's.
+ * side, and the kernels for few rows of an expert; those for more than ten or so are moe_many_sm90.cu's.
  *
  * Both products are out^T = W . X^T by E4M3 multiplies of 64 x N x 32: 32 k are one scale group, so a multiply starts
  * from zero and its sums are added to the accumulators in float, times the scales of weight and activation. What the
@@ -9,12 +9,13 @@
  * of w1 and w3, so that gate and up of an output meet in one thread, and a warpgroup's 64 rows are the 32 outputs of
  * one QA group; in the second they are neighbouring outputs, which are stored together.
  *
- * A block is a unit: a tile of up to N rows of an expert, 64 rows of W for each warpgroup, all k. Copies run ahead
- * through stages of 128 bytes of each row of W; each warp reads the weights that it copied, activations are the
- * block's. A row's sum is one accumulator over groups in rising k, whatever N: bits don't depend on the batch. Up to
- * N = 16 memory and the turns of instructions bind alike, beyond that the adding of groups. Between the products, which
- * are two launches: codes and scales [pairs, inner]; after the second: bf16 [pairs, H], which moe.cu adds up. Scales of
- * activations are floats in memory, so that no block of the many that read one converts it.
+ * A block is a unit: a tile of up to 8 or 16 rows of an expert, 64 rows of W, all k; the multiply is as wide as the
+ * tile's own rows need, since experts differ and adding groups for rows that are not there is what a wide multiply
+ * costs. Copies run ahead through stages of 128 bytes of each row of W; each warp reads the weights that it copied,
+ * activations are the block's. A row's sum is one accumulator over groups in rising k, whatever N: bits don't depend on
+ * the batch. Memory and the turns of instructions bind alike. Between the products, which are two launches: codes and
+ * scales [pairs, inner]; after the second: bf16 [pairs, H], which moe.cu adds up. Scales of activations are floats in
+ * memory, so that no block of the many that read one converts it.
  *
  * Against the reference: inside a group the tensor core keeps about 13 bits below the largest product; groups are added
  * without the reference's roundings (g, u and results can differ by a bf16 ulp, an activation then by one E4M3 code),
@@ -23,26 +24,22 @@
 #include "moe_sm90.cuh"
 
 enum {
-    FP8_GROUP = 128, /* threads of a warpgroup */
-    FP8_ROW = 128,   /* bytes of a row of W in a stage */
+    FP8_THREADS = 128, /* a warpgroup */
+    FP8_ROW = 128,     /* bytes of a row of W in a stage */
     FP8_PITCH = 128 + 16,
-    FP8_CODES = 64 * FP8_PITCH, /* of a warpgroup */
+    FP8_CODES = 64 * FP8_PITCH,
 };
 
-/* What a width has: WGS warpgroups in a block, a ring of STAGES, BLOCKS on a multiprocessor. Scales of weights come
- * all at once when a unit begins (few blocks of memory, read in one piece), or with the stages where there is no room.
- */
+/* What a width has: a ring of STAGES, BLOCKS on a multiprocessor. Scales of weights come all at once when a unit
+ * begins: few blocks of memory, read in one piece. */
 template <int N> struct fp8_shape {
-    static constexpr bool IS_AT_ONCE = N < 64;
-    static constexpr int WGS = N == 64 ? 2 : 1, THREADS = WGS * FP8_GROUP;
-    static constexpr int STAGES = 3, BLOCKS = N == 8 ? 5 : N == 16 ? 4 : N == 32 ? 3 : 2;
-    static constexpr int X = 0, W = N * 256, W_OWN = FP8_CODES + (IS_AT_ONCE ? 0 : 64 * 8);
-    static constexpr int STAGE = (W + WGS * W_OWN + 1023) / 1024 * 1024;
+    static constexpr int STAGES = 3, BLOCKS = N == 8 ? 5 : 4;
+    static constexpr int X = 0, W = N * 256, STAGE = (W + FP8_CODES + 1023) / 1024 * 1024;
     static constexpr int TABLE = 8 * N * 4; /* scales of a stage's activations, [group][row] */
     static constexpr int TABLES = STAGES * STAGE, SCALES = TABLES + STAGES * TABLE;
 
     static int bytes(int32_t h, int32_t inner) {
-        return SCALES + (IS_AT_ONCE ? WGS * 2 * DI_MAX(h, inner) : 0);
+        return SCALES + 2 * DI_MAX(h, inner);
     }
 };
 
@@ -78,57 +75,39 @@ __device__ static inline bool fp8_find_unit(const fp8_args &a, int32_t parts, fp
 template <di_dtype T, int N, bool IS_DOWN> struct fp8_weights {
     typedef fp8_shape<N> S;
     static constexpr int SCALES = T == DI_F8_E4M3 ? 4 : 8; /* of a stage: bytes of a row */
-    const uint8_t *data[2], *scale;
+    const uint8_t *data[2];
     int64_t further; /* bytes from a row to the fourth after it */
-    uint32_t to, to_scale, from_scale[2];
+    uint32_t to, from_scale[2];
     int32_t groups;
 
     __device__ void begin(const fp8_unit &u, int32_t n_in) {
-        int t = threadIdx.x, lane = t % DI_WARP, warp = t / DI_WARP % 4, wg = t / FP8_GROUP;
-        int part = u.part * S::WGS + wg;
+        int lane = threadIdx.x % DI_WARP, warp = threadIdx.x / DI_WARP;
         int64_t pitch = T == DI_F8_E4M3 ? n_in : n_in / 2;
         groups = n_in / 32;
         auto row_of = [&](int m) { /* of mma row m */
-                                   return (int64_t)(IS_DOWN ? part * 64 + warp * 16 + m % 8 * 2 + m / 8
-                                                            : part * 32 + warp * 8 + m % 8);
+                                   return (int64_t)(IS_DOWN ? u.part * 64 + warp * 16 + m % 8 * 2 + m / 8
+                                                            : u.part * 32 + warp * 8 + m % 8);
         };
 #pragma unroll
         for (int r = 0; r < 2; r++)
             data[r] = u.data[IS_DOWN ? W2 : r ? W3 : W1] + row_of(lane / 8 + r * 8) * pitch + lane % 8 * 16;
         further = (IS_DOWN ? 8 : 4) * pitch;
-        to = S::W + wg * S::W_OWN + (uint32_t)(warp * 16 + lane / 8) * FP8_PITCH + lane % 8 * 16;
-        if constexpr (S::IS_AT_ONCE) {
-            uint32_t own = S::SCALES + wg * 2 * (uint32_t)n_in;
+        to = S::W + (uint32_t)(warp * 16 + lane / 8) * FP8_PITCH + lane % 8 * 16;
 #pragma unroll
-            for (int r = 0; r < 2; r++) {
-                int row = T == DI_F8_E4M3 ? (IS_DOWN ? warp / 2 : r)
-                                          : (IS_DOWN ? warp * 16 + lane / 4 * 2 + r : r * 32 + warp * 8 + lane / 4);
-                from_scale[r] = own + (uint32_t)(row * groups);
-            }
-        } else {
-            int64_t row = row_of(lane % 16);
-            scale = (IS_DOWN         ? u.scale[W2]
-                     : lane % 16 < 8 ? u.scale[W1]
-                                     : u.scale[W3]) +
-                    (T == DI_F8_E4M3 ? row / 32 : row) * groups;
-            to_scale = S::W + wg * S::W_OWN + FP8_CODES + (uint32_t)(warp * 16 + lane) * 8;
-#pragma unroll
-            for (int r = 0; r < 2; r++)
-                from_scale[r] = S::W + wg * S::W_OWN + FP8_CODES + (uint32_t)(warp * 16 + lane / 4 + r * 8) * 8;
+        for (int r = 0; r < 2; r++) {
+            int row = T == DI_F8_E4M3 ? (IS_DOWN ? warp / 2 : r)
+                                      : (IS_DOWN ? warp * 16 + lane / 4 * 2 + r : r * 32 + warp * 8 + lane / 4);
+            from_scale[r] = S::SCALES + (uint32_t)(row * groups);
         }
     }
-    /* All scales of the warpgroup's rows: two stretches. */
+    /* All scales of the block's rows: two stretches. */
     __device__ void copy_scales(const fp8_unit &u, uint32_t shared) {
-        if constexpr (S::IS_AT_ONCE) {
-            int t = threadIdx.x % FP8_GROUP, wg = threadIdx.x / FP8_GROUP;
-            int bytes = (T == DI_F8_E4M3 ? 1 : 32) * groups;
-            int64_t at = (int64_t)(u.part * S::WGS + wg) * bytes * (IS_DOWN ? 2 : 1);
-            const uint8_t *first = u.scale[IS_DOWN ? W2 : W1] + at;
-            const uint8_t *second = IS_DOWN ? first + bytes : u.scale[W3] + at;
-            uint32_t own = shared + S::SCALES + wg * 64 * (uint32_t)groups;
-            for (int i = t * 8; i < 2 * bytes; i += FP8_GROUP * 8)
-                cu_cp<8>(own + i, i < bytes ? first + i : second + (i - bytes));
-        }
+        int bytes = (T == DI_F8_E4M3 ? 1 : 32) * groups;
+        int64_t at = (int64_t)u.part * bytes * (IS_DOWN ? 2 : 1);
+        const uint8_t *first = u.scale[IS_DOWN ? W2 : W1] + at;
+        const uint8_t *second = IS_DOWN ? first + bytes : u.scale[W3] + at;
+        for (int i = (int)threadIdx.x * 8; i < 2 * bytes; i += FP8_THREADS * 8)
+            cu_cp<8>(shared + S::SCALES + i, i < bytes ? first + i : second + (i - bytes));
     }
     __device__ void copy(uint32_t stage) {
 #pragma unroll
@@ -136,27 +115,21 @@ template <di_dtype T, int N, bool IS_DOWN> struct fp8_weights {
             cu_cp16(stage + to + j * 4 * FP8_PITCH, data[j / 2] + j % 2 * further);
         data[0] += FP8_ROW;
         data[1] += FP8_ROW;
-        if constexpr (!S::IS_AT_ONCE) {
-            if (threadIdx.x % DI_WARP < 16)
-                cu_cp<SCALES>(stage + to_scale, scale);
-            scale += SCALES;
-        }
     }
-    /* Of stage s, which lies at `stage`: scales of the thread's row r. */
-    __device__ uint2 scales(const uint8_t *shared, const uint8_t *stage, int s, int r) const {
-        const uint8_t *at = S::IS_AT_ONCE ? shared + from_scale[r] + s * SCALES : stage + from_scale[r];
+    /* Of stage s: scales of the thread's row r. */
+    __device__ uint2 scales(const uint8_t *shared, int s, int r) const {
+        const uint8_t *at = shared + from_scale[r] + s * SCALES;
         return T == DI_F8_E4M3 ? make_uint2(*(const uint32_t *)(const void *)at, 0) : *(const uint2 *)(const void *)at;
     }
 };
 
 /* The block's activations, N rows of which u.n are there: a thread has one chunk of 16 bytes of some, and the scale of
  * one group of some. */
-template <di_dtype T, int N, int NS> struct fp8_rows {
-    typedef fp8_shape<NS> S;
+template <di_dtype T, int N> struct fp8_rows {
     static constexpr int K = T == DI_F8_E4M3 ? 128 : 256; /* of a stage, bytes of a row */
-    static constexpr int STEP = S::THREADS / (K / 16);    /* rows at a time */
+    static constexpr int STEP = FP8_THREADS / (K / 16);   /* rows at a time */
     static constexpr int SHARE = N / STEP > 0 ? N / STEP : 1;
-    static constexpr int GROUPS = K / 32, SCALE_STEP = S::THREADS / GROUPS;
+    static constexpr int GROUPS = K / 32, SCALE_STEP = FP8_THREADS / GROUPS;
     static constexpr int SCALE_SHARE = N / SCALE_STEP > 0 ? N / SCALE_STEP : 1;
     const uint8_t *data[SHARE]; /* NULL: no such row */
     const float *scale[SCALE_SHARE];
@@ -208,11 +181,10 @@ template <di_dtype T, int N, int NS, bool IS_DOWN>
 __device__ static inline void fp8_multiply(const fp8_args &a, const fp8_unit &u, uint8_t *shared, float (&acc)[N / 2]) {
     typedef fp8_shape<NS> S;
     constexpr int HALVES = T == DI_F8_E4M3 ? 1 : 2; /* blocks of 128 k in a stage */
-    constexpr int TEMPS = N <= 16 ? 4 : NS == 32 ? 2 : 1;
-    int t = threadIdx.x, lane = t % DI_WARP, warp = t / DI_WARP % 4, c = lane % 4;
+    int lane = threadIdx.x % DI_WARP, warp = threadIdx.x / DI_WARP, c = lane % 4;
     int32_t n_in = IS_DOWN ? a.inner : a.h, n_stages = n_in / (128 * HALVES);
     fp8_weights<T, NS, IS_DOWN> weights;
-    fp8_rows<T, N, NS> rows;
+    fp8_rows<T, N> rows;
     uint32_t base = cu_smem(shared);
     weights.begin(u, n_in);
     weights.copy_scales(u, base);
@@ -231,16 +203,15 @@ __device__ static inline void fp8_multiply(const fp8_args &a, const fp8_unit &u,
         cu_cp_commit();
     }
     /* what cu_ldmatrix reads: FP4 rows 0-7 of four groups (and 8-15); FP8 both halves of rows and of a group */
-    uint32_t from = S::W + t / FP8_GROUP * S::W_OWN + (T == DI_F8_E4M3 ? lane / 16 : lane / 8) * 16 +
+    uint32_t from = S::W + (T == DI_F8_E4M3 ? lane / 16 : lane / 8) * 16 +
                     (uint32_t)(warp * 16 + lane % 8 + (T == DI_F8_E4M3 ? lane / 8 % 2 * 8 : 0)) * FP8_PITCH;
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         acc[i] = 0.0f;
     int in = S::STAGES - 1, at = 0;
-    float temp[TEMPS][N / 2];
+    float temp[4][N / 2];
 #pragma unroll 1
     for (int s = 0; s < n_stages; s++) {
-        uint8_t *stage = shared + at * S::STAGE;
         const float *x_scale = (const float *)(const void *)(shared + S::TABLES + at * S::TABLE) + 2 * c;
         cu_cp_wait<S::STAGES - 2>();
         cu_fence_async();
@@ -254,76 +225,42 @@ __device__ static inline void fp8_multiply(const fp8_args &a, const fp8_unit &u,
         uint2 sw[2];
 #pragma unroll
         for (int r = 0; r < 2; r++)
-            sw[r] = weights.scales(shared, stage, s, r);
+            sw[r] = weights.scales(shared, s, r);
 #pragma unroll
         for (int half = 0; half < HALVES; half++) {
             uint64_t desc = cu_desc_k128(base + at * S::STAGE + half * (N * 128));
-            uint32_t raw[2][4], w[TEMPS == 1 ? 2 : TEMPS][4];
+            uint32_t raw[2][4], w[4][4];
             if (T == DI_F4_E2M1) {
 #pragma unroll
                 for (int r = 0; r < 2; r++)
                     cu_ldmatrix(raw[r], base + at * S::STAGE + from + r * 8 * FP8_PITCH + half * 64);
             }
-            auto place = [&](int g, uint32_t(&to)[4]) {
+#pragma unroll
+            for (int g = 0; g < 4; g++) {
                 if (T == DI_F4_E2M1) {
-                    fp8_widen(raw[0][g], to[0], to[2]);
-                    fp8_widen(raw[1][g], to[1], to[3]);
+                    fp8_widen(raw[0][g], w[g][0], w[g][2]);
+                    fp8_widen(raw[1][g], w[g][1], w[g][3]);
                 } else {
-                    cu_ldmatrix(to, base + at * S::STAGE + from + g * 32);
+                    cu_ldmatrix(w[g], base + at * S::STAGE + from + g * 32);
                 }
-            };
-            auto promote = [&](int g, float(&sums)[N / 2]) {
+            }
+            cu_wgmma_fence();
+#pragma unroll
+            for (int g = 0; g < 4; g++)
+                cu_wgmma_e4m3_rs(temp[g], w[g], cu_desc_add(desc, g * 32), 0);
+            cu_wgmma_commit();
+            cu_wgmma_wait<0>(); /* other warps work meanwhile */
+#pragma unroll
+            for (int g = 0; g < 4; g++) {
                 float s0 = cu_scale_at(half ? sw[0].y : sw[0].x, g), s1 = cu_scale_at(half ? sw[1].y : sw[1].x, g);
-                cu_wgmma_pin(sums);
+                cu_wgmma_pin(temp[g]);
 #pragma unroll
                 for (int j = 0; j < N / 8; j++) {
                     float2 sx = *(const float2 *)(const void *)(x_scale + (half * 4 + g) * N + j * 8);
-                    acc[4 * j] = __fmaf_rn(sums[4 * j], s0 * sx.x, acc[4 * j]);
-                    acc[4 * j + 1] = __fmaf_rn(sums[4 * j + 1], s0 * sx.y, acc[4 * j + 1]);
-                    acc[4 * j + 2] = __fmaf_rn(sums[4 * j + 2], s1 * sx.x, acc[4 * j + 2]);
-                    acc[4 * j + 3] = __fmaf_rn(sums[4 * j + 3], s1 * sx.y, acc[4 * j + 3]);
-                }
-            };
-            if constexpr (TEMPS == 4) { /* four groups at once: other warps work meanwhile */
-#pragma unroll
-                for (int g = 0; g < 4; g++)
-                    place(g, w[g]);
-                cu_wgmma_fence();
-#pragma unroll
-                for (int g = 0; g < 4; g++)
-                    cu_wgmma_e4m3_rs(temp[g], w[g], cu_desc_add(desc, g * 32), 0);
-                cu_wgmma_commit();
-                cu_wgmma_wait<0>();
-#pragma unroll
-                for (int g = 0; g < 4; g++)
-                    promote(g, temp[g]);
-            } else if constexpr (TEMPS == 2) { /* a group is multiplied while the one before is added */
-                place(0, w[0]);
-#pragma unroll
-                for (int g = 0; g < 4; g++) {
-                    cu_wgmma_fence();
-                    cu_wgmma_e4m3_rs(temp[g % 2], w[g % 2], cu_desc_add(desc, g * 32), 0);
-                    cu_wgmma_commit();
-                    if (g)
-                        cu_wgmma_wait<1>();
-                    if (g < 3)
-                        place(g + 1, w[(g + 1) % 2]);
-                    if (g)
-                        promote(g - 1, temp[(g + 1) % 2]);
-                }
-                cu_wgmma_wait<0>();
-                promote(3, temp[1]);
-            } else { /* other warpgroups multiply while this one adds */
-                place(0, w[0]);
-#pragma unroll
-                for (int g = 0; g < 4; g++) {
-                    cu_wgmma_fence();
-                    cu_wgmma_e4m3_rs(temp[0], w[g % 2], cu_desc_add(desc, g * 32), 0);
-                    cu_wgmma_commit();
-                    if (g < 3)
-                        place(g + 1, w[(g + 1) % 2]);
-                    cu_wgmma_wait<0>();
-                    promote(g, temp[0]);
+                    acc[4 * j] = __fmaf_rn(temp[g][4 * j], s0 * sx.x, acc[4 * j]);
+                    acc[4 * j + 1] = __fmaf_rn(temp[g][4 * j + 1], s0 * sx.y, acc[4 * j + 1]);
+                    acc[4 * j + 2] = __fmaf_rn(temp[g][4 * j + 2], s1 * sx.x, acc[4 * j + 2]);
+                    acc[4 * j + 3] = __fmaf_rn(temp[g][4 * j + 3], s1 * sx.y, acc[4 * j + 3]);
                 }
             }
         }
@@ -340,13 +277,10 @@ __device__ static inline void fp8_multiply(const fp8_args &a, const fp8_unit &u,
 
 /* The activations of 32 outputs, coded: output col of a group lies where the second product's weights want it. */
 template <int N>
-__device__ static inline void fp8_up_done(const fp8_args &a, const fp8_unit &u, int wgs, float *most_of,
-                                          float (&acc)[N / 2]) {
-    int t = threadIdx.x, wg = t / FP8_GROUP, warp = t / DI_WARP % 4, g = t % DI_WARP / 4, c = t % 4;
-    most_of += wg * 4 * N;
+__device__ static inline void fp8_up_done(const fp8_args &a, const fp8_unit &u, float *most_of, float (&acc)[N / 2]) {
+    int t = threadIdx.x, warp = t / DI_WARP, g = t % DI_WARP / 4, c = t % 4;
     fp8_activate<N>(a, g, c, u.pair0, u.n, most_of + warp * N, acc);
     __syncthreads();
-    int64_t group = u.part * wgs + wg;
     int slot = fp8_slot(warp * 8 + g, u.is_fp8);
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
@@ -357,18 +291,18 @@ __device__ static inline void fp8_up_done(const fp8_args &a, const fp8_unit &u, 
                 continue;
             int64_t pair = u.pair0 + n;
             cu_scale s = cu_qa_scale(fmaxf(moe_sm90_most(most_of + n, N), 1e-4f));
-            a.act[pair * a.inner + group * 32 + slot] =
+            a.act[pair * a.inner + u.part * 32 + slot] =
                 (uint8_t)cu_pack_e4m3(__fmul_rn(acc[4 * j + e], s.inverse), 0.0f);
             if (warp == 0 && g == 0)
-                a.act_scale[pair * (a.inner / 32) + group] = __uint_as_float(s.byte << 23);
+                a.act_scale[pair * (a.inner / 32) + u.part] = __uint_as_float(s.byte << 23);
         }
     }
 }
 
 template <int N>
-__device__ static inline void fp8_down_done(const fp8_args &a, const fp8_unit &u, int wgs, const float (&acc)[N / 2]) {
-    int t = threadIdx.x, warp = t / DI_WARP % 4, c = t % 4;
-    int64_t out = (u.part * wgs + t / FP8_GROUP) * 64 + warp * 16 + t % DI_WARP / 4 * 2;
+__device__ static inline void fp8_down_done(const fp8_args &a, const fp8_unit &u, const float (&acc)[N / 2]) {
+    int t = threadIdx.x, c = t % 4;
+    int64_t out = u.part * 64 + t / DI_WARP * 16 + t % DI_WARP / 4 * 2;
     fp8_store<N>(a, c, u.pair0, u.n, out, acc);
 }
 
@@ -377,38 +311,28 @@ __device__ static inline void fp8_run(const fp8_args &a, const fp8_unit &u, uint
     float acc[N / 2];
     fp8_multiply<T, N, NS, IS_DOWN>(a, u, shared, acc);
     if (IS_DOWN)
-        fp8_down_done<N>(a, u, fp8_shape<NS>::WGS, acc);
+        fp8_down_done<N>(a, u, acc);
     else
-        fp8_up_done<N>(a, u, fp8_shape<NS>::WGS, (float *)(void *)shared, acc);
+        fp8_up_done<N>(a, u, (float *)(void *)shared, acc);
 }
 
-/* A wide tile that isn't half full is multiplied at half the width. */
 template <int N, bool IS_DOWN>
-__global__ void __launch_bounds__(fp8_shape<N>::THREADS, fp8_shape<N>::BLOCKS)
-    moe_fp8(const __grid_constant__ fp8_args a) {
+__global__ void __launch_bounds__(FP8_THREADS, fp8_shape<N>::BLOCKS) moe_fp8(const __grid_constant__ fp8_args a) {
     DI_DYN_SHARED(uint8_t, shared);
-    constexpr int WGS = fp8_shape<N>::WGS, NARROW = N / 2;
     /* The second product copies weights while the first one ends: the order is two kernels back, and all blocks of the
      * first product had waited for it before this kernel could begin. */
     if (!IS_DOWN)
         cu_grid_wait();
     cu_grid_launch();
     fp8_unit u;
-    if (!fp8_find_unit(a, IS_DOWN ? a.h / (64 * WGS) : a.inner / (32 * WGS), u)) {
+    if (!fp8_find_unit(a, IS_DOWN ? a.h / 64 : a.inner / 32, u)) {
         cu_grid_wait();
         return;
     }
-    if constexpr (N == 64) {
-        if (u.n <= NARROW) {
-            if (u.is_fp8)
-                fp8_run<DI_F8_E4M3, NARROW, N, IS_DOWN>(a, u, shared);
-            else
-                fp8_run<DI_F4_E2M1, NARROW, N, IS_DOWN>(a, u, shared);
-            return;
-        }
-    }
     if (u.is_fp8)
         fp8_run<DI_F8_E4M3, N, N, IS_DOWN>(a, u, shared);
+    else if (u.n <= 8)
+        fp8_run<DI_F4_E2M1, 8, N, IS_DOWN>(a, u, shared);
     else
         fp8_run<DI_F4_E2M1, N, N, IS_DOWN>(a, u, shared);
 }
@@ -419,9 +343,8 @@ __global__ void __launch_bounds__(fp8_shape<N>::THREADS, fp8_shape<N>::BLOCKS)
 template <int N> static void fp8_launch(const di_stream *stream, const fp8_args &f) {
     typedef fp8_shape<N> S;
     unsigned tiles = (unsigned)f.o.tiles_max, bytes = (unsigned)S::bytes(f.h, f.inner);
-    DI_LAUNCH_PDL((moe_fp8<N, false>), tiles * (unsigned)(f.inner / (32 * S::WGS)), S::THREADS, bytes, stream->stream,
-                  f);
-    DI_LAUNCH_PDL((moe_fp8<N, true>), tiles * (unsigned)(f.h / (64 * S::WGS)), S::THREADS, bytes, stream->stream, f);
+    DI_LAUNCH_PDL((moe_fp8<N, false>), tiles * (unsigned)(f.inner / 32), FP8_THREADS, bytes, stream->stream, f);
+    DI_LAUNCH_PDL((moe_fp8<N, true>), tiles * (unsigned)(f.h / 64), FP8_THREADS, bytes, stream->stream, f);
 }
 
 bool di_moe_sm90_fits(const di_stream *stream, const di_moe_args *a) {
@@ -435,9 +358,7 @@ static int32_t rows_of_tile(const di_device *dev, int64_t n_rows, int64_t k, int
         return WIDE_ROWS_MAX;
     if (pairs <= experts)
         return 8;
-    if (pairs <= 4 * experts)
-        return 16;
-    return pairs <= 12 * experts ? 32 : pairs <= 40 * experts ? 64 : FP8_MANY_ROWS;
+    return pairs <= 10 * experts ? 16 : FP8_MANY_ROWS;
 }
 
 /* Bytes at the scratch: x and act are codes, of which scales are floats, or bf16. */
@@ -484,12 +405,6 @@ static void fp8_products(const di_stream *stream, const moe_fast_args &common, c
         break;
     case 16:
         fp8_launch<16>(stream, f);
-        break;
-    case 32:
-        fp8_launch<32>(stream, f);
-        break;
-    case 64:
-        fp8_launch<64>(stream, f);
         break;
     default:
         di_moe_many(stream, f);
