@@ -84,9 +84,9 @@ typedef struct di_device_ops {
     di_status (*stream_create)(di_device *dev, di_stream **out, di_error *err);
     void (*stream_destroy)(di_stream *stream);
     di_status (*stream_sync)(di_stream *stream, di_error *err);
-    /* A second stream beside this one, for operations of up to DI_SIDE_ROWS rows which run at the same time as what this
-     * one is given meanwhile; made by the first call, owned by this one, whose recordings take in what it is given. NULL
-     * in a backend that runs every operation at once, as is follow. */
+    /* A second stream beside this one, for operations of up to DI_SIDE_ROWS rows which run at the same time as what
+     * this one is given meanwhile; made by the first call, owned by this one, whose recordings take in what it is
+     * given. NULL in a backend that runs every operation at once, as is follow. */
     di_status (*stream_side)(di_stream *stream, di_stream **out, di_error *err);
     /* What `stream` is given from now on waits for all that `other` was given until now: one of them is the other's
      * side. Work beside a stream begins with side following stream and ends with stream following side, before the

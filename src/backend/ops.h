@@ -335,7 +335,7 @@ typedef struct di_confidence_args {
     float *conf; /* [n] */
 } di_confidence_args;
 
-/* ---- chains of row-wise operations as one (optional) ----------------------------------------------------------------
+/* ---- chains of operations as one (optional) ----------------------------------------------------------------------
  *
  * What the model runs back to back, without the trips through memory between. Each gives the bits of the operations
  * that it stands for, run one after the other; what only the chain's next step would read is written where its place is
@@ -363,6 +363,21 @@ typedef struct di_norm_quant_args {
     const void *weight;
     float eps;
 } di_norm_quant_args;
+
+/* gemm, then rope (cos not NULL) of its output's heads of head_dim, or quant (codes.data not NULL), of which gemm.out
+ * is room for what is quantised and is not kept. */
+typedef struct di_gemm_chain_args {
+    di_gemm_args gemm;
+    int32_t head_dim, n_freq;
+    const float *cos, *sin; /* [n_rows, n_freq] */
+    di_act codes;
+} di_gemm_chain_args;
+
+/* attention, then quant: codes = QA(attention.out), which is not kept. */
+typedef struct di_attention_quant_args {
+    di_attention_args attention;
+    di_act codes;
+} di_attention_quant_args;
 
 /* rms_norm (weight NULL: none), rope with one head, then kv_encode into records, or page_store into entries where
  * records is NULL. x stays as it is; out, the rotated rows, is kept where out.data is not NULL. */
@@ -495,7 +510,8 @@ typedef struct di_sample_rows_args {
     X(confidence)
 
 /* Entries that a backend may leave NULL: whoever wants them has another way. */
-#define DI_OPS_OPTIONAL_LIST(X) X(hc_step) X(norm_quant) X(key_store) X(feed) X(sample_rows)
+#define DI_OPS_OPTIONAL_LIST(X)                                                                                        \
+    X(hc_step) X(norm_quant) X(gemm_chain) X(attention_quant) X(key_store) X(feed) X(sample_rows)
 
 /* An entry may be NULL while a backend grows; di_backend_find names what is missing. DI_ERR_SHAPE for arguments that
  * don't fit together or exceed the reserved limits. */

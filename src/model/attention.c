@@ -21,6 +21,29 @@ static di_ring window_ring(const di_forward *fw, int32_t layer) {
     return (di_ring){fw->slots, lay->slot_bytes, lay->ring_offset[layer], lay->win_bytes, lay->ring_len};
 }
 
+/* out = x . W^T, of which RoPE turns heads of head_dim. */
+static di_status rotated(di_forward *fw, di_act x, const di_mat *w, int32_t head_dim, const di_row_set *rs,
+                         bool compressed, di_act out) {
+    const di_ops *ops = fw->model->backend.ops;
+    di_rope_args rope = {.x = out,
+                         .n_heads = (int32_t)(out.n_cols / head_dim),
+                         .head_dim = head_dim,
+                         .n_freq = fw->model->config.rope_dim / 2,
+                         .cos = compressed ? rs->cos_compressed : rs->cos_window,
+                         .sin = compressed ? rs->sin_compressed : rs->sin_window};
+    if (ops->gemm_chain) {
+        di_status st = ops->gemm_chain(fw->stream, &(di_gemm_chain_args){.gemm = {.x = x, .w = w, .out = out},
+                                                                         .head_dim = head_dim,
+                                                                         .n_freq = rope.n_freq,
+                                                                         .cos = rope.cos,
+                                                                         .sin = rope.sin});
+        if (st != DI_ERR_SHAPE)
+            return st;
+    }
+    DI_TRY(di_linear(fw, x, w, out));
+    return ops->rope(fw->stream, &rope);
+}
+
 /* q [n, A*D] with RoPE, and the quantised low-rank query that the indexer shares. */
 static di_status queries(di_forward *fw, int32_t layer, const di_row_set *rs, bool compressed, di_act xq, di_act *qrq,
                          di_act *q) {
@@ -31,14 +54,7 @@ static di_status queries(di_forward *fw, int32_t layer, const di_row_set *rs, bo
     DI_TRY(di_linear(fw, xq, &w->wq_a, qa));
     DI_TRY(di_norm_quantised(fw, qa, w->q_norm, qr, fw->ws.qrq, fw->ws.qrq_scale, qrq));
     *q = di_act_of(fw, fw->ws.q, n, (int64_t)c->n_heads * c->head_dim);
-    DI_TRY(di_linear(fw, *qrq, &w->wq_b, *q));
-    return fw->model->backend.ops->rope(fw->stream,
-                                        &(di_rope_args){.x = *q,
-                                                        .n_heads = c->n_heads,
-                                                        .head_dim = c->head_dim,
-                                                        .n_freq = c->rope_dim / 2,
-                                                        .cos = compressed ? rs->cos_compressed : rs->cos_window,
-                                                        .sin = compressed ? rs->sin_compressed : rs->sin_window});
+    return rotated(fw, *qrq, &w->wq_b, c->head_dim, rs, compressed, *q);
 }
 
 di_status di_block_window_keys(di_forward *fw, int32_t layer, const di_row_set *rs, bool compressed, di_act xq) {
@@ -110,13 +126,7 @@ static di_status select_entries(di_forward *fw, int32_t layer, const di_row_set 
     di_act iw = index_weight(fw, n);
     char name[24];
     di_layer_name(fw, layer, name);
-    DI_TRY(di_linear(fw, qrq, &w->ix_wq_b, iq));
-    DI_TRY(ops->rope(fw->stream, &(di_rope_args){.x = iq,
-                                                 .n_heads = c->index_heads,
-                                                 .head_dim = c->index_dim,
-                                                 .n_freq = c->rope_dim / 2,
-                                                 .cos = rs->cos_compressed,
-                                                 .sin = rs->sin_compressed}));
+    DI_TRY(rotated(fw, qrq, &w->ix_wq_b, c->index_dim, rs, true, iq));
     DI_TRY(di_show(fw, name, "index_q_raw", iq.dtype, n, iq.n_cols, iq.data));
     DI_TRY(di_show(fw, name, "index_weight", iw.dtype, n, iw.n_cols, iw.data));
     bool source = layer == c->candidate_layer, inside = c->candidate_layer >= 0 && layer > c->candidate_layer;
@@ -144,23 +154,39 @@ static di_status select_entries(di_forward *fw, int32_t layer, const di_row_set 
     return di_show(fw, name, "index_selected", DI_I32, n, c->index_topk, fw->ws.idx);
 }
 
-/* f = wo_b . QA(wo_a . QA(o)), o in G groups of heads. */
-static di_status project_out(di_forward *fw, int32_t layer, di_act o, di_act f) {
+/* QA(wo_a . oq), oq in G groups of heads. */
+static di_status project_groups(di_forward *fw, const di_block_weights *w, di_act oq, di_act *yq) {
     const di_config *c = &fw->model->config;
+    const di_ops *ops = fw->model->backend.ops;
+    di_gemm_args args = {.x = oq,
+                         .w = &w->wo_a,
+                         .n_groups = c->o_groups,
+                         .out = di_act_f32(fw->ws.y, oq.n_rows, (int64_t)c->o_groups * c->o_rank)};
+    if (ops->gemm_chain && fw->model->numerics == DI_NUMERICS_FAITHFUL) {
+        *yq = di_codes_of(args.out, fw->ws.yq, fw->ws.yq_scale);
+        di_status st = ops->gemm_chain(fw->stream, &(di_gemm_chain_args){.gemm = args, .codes = *yq});
+        if (st != DI_ERR_SHAPE)
+            return st;
+    }
+    DI_TRY(ops->gemm(fw->stream, &args));
+    return di_act_quant(fw, args.out, fw->ws.yq, fw->ws.yq_scale, yq);
+}
+
+/* f = wo_b . QA(wo_a . oq). */
+static di_status project_out(di_forward *fw, int32_t layer, di_act oq, di_act f) {
     const di_block_weights *w = &fw->model->weights.blocks[layer];
-    di_act oq, yq, y = di_act_f32(fw->ws.y, o.n_rows, (int64_t)c->o_groups * c->o_rank);
-    DI_TRY(di_act_quant(fw, o, fw->ws.oq, fw->ws.oq_scale, &oq));
-    DI_TRY(fw->model->backend.ops->gemm(fw->stream,
-                                        &(di_gemm_args){.x = oq, .w = &w->wo_a, .n_groups = c->o_groups, .out = y}));
-    DI_TRY(di_act_quant(fw, y, fw->ws.yq, fw->ws.yq_scale, &yq));
+    di_act yq;
+    DI_TRY(project_groups(fw, w, oq, &yq));
     return di_linear(fw, yq, &w->wo_b, f);
 }
 
+/* *oq = QA(attention). */
 static di_status attend(di_forward *fw, int32_t layer, const di_row_set *rs, bool compressed, bool sparse, di_act q,
-                        di_act *o) {
+                        di_act *oq) {
     const di_model *mo = fw->model;
     const di_config *c = &mo->config;
-    *o = di_act_of(fw, fw->ws.o, q.n_rows, q.n_cols);
+    const di_ops *ops = mo->backend.ops;
+    di_act o = di_act_of(fw, fw->ws.o, q.n_rows, q.n_cols);
     di_attention_args args = {.rows = &rs->rows,
                               .q = q,
                               .n_heads = c->n_heads,
@@ -173,18 +199,25 @@ static di_status attend(di_forward *fw, int32_t layer, const di_row_set *rs, boo
                               .cos = compressed ? rs->cos_compressed : rs->cos_window,
                               .sin = compressed ? rs->sin_compressed : rs->sin_window,
                               .n_freq = c->rope_dim / 2,
-                              .out = *o};
+                              .out = o};
     if (sparse) {
         int32_t src = c->kv_source[layer];
         args.idx = fw->ws.idx;
         args.topk = c->index_topk;
         args.main = paged(fw, mo->layout.main_offset[src], c->ratio[layer], mo->layout.main_format, c->head_dim);
     }
-    return mo->backend.ops->attention(fw->stream, &args);
+    if (ops->attention_quant && mo->numerics == DI_NUMERICS_FAITHFUL) {
+        *oq = di_codes_of(o, fw->ws.oq, fw->ws.oq_scale);
+        di_status st = ops->attention_quant(fw->stream, &(di_attention_quant_args){.attention = args, .codes = *oq});
+        if (st != DI_ERR_SHAPE)
+            return st;
+    }
+    DI_TRY(ops->attention(fw->stream, &args));
+    return di_act_quant(fw, o, fw->ws.oq, fw->ws.oq_scale, oq);
 }
 
-/* What attention needs that does not come from queries: window keys, the entries of a kv source, the weights of an index
- * source's heads. */
+/* What attention needs that does not come from queries: window keys, the entries of a kv source, the weights of an
+ * index source's heads. */
 static di_status keys(di_forward *fw, int32_t layer, const di_row_set *rs, bool has_entries, di_act x, di_act xq) {
     const di_config *c = &fw->model->config;
     DI_TRY(di_block_window_keys(fw, layer, rs, c->ratio[layer] > 0, xq));
@@ -200,26 +233,26 @@ di_status di_block_attention(di_forward *fw, int32_t layer, int32_t set, di_act 
     const di_row_set *rs = &fw->set[set];
     bool sparse = c->ratio[layer] > 0, has_entries = di_config_is_kv_source(c, layer) && !compressed_done;
     bool is_more = fw->has_codes; /* else the codes are made first */
-    di_act xq, qrq, q, o;
+    di_act xq, qrq, q, oq;
     DI_TRY(di_input_quant(fw, x, &xq));
     DI_BESIDE(fw, is_more, keys(fw, layer, rs, has_entries, x, xq));
     DI_TRY(queries(fw, layer, rs, sparse, xq, &qrq, &q));
     DI_TRY(di_side_join(fw));
     if (di_config_is_index_source(c, layer))
         DI_TRY(select_entries(fw, layer, rs, qrq));
-    DI_TRY(attend(fw, layer, rs, sparse, sparse, q, &o));
+    DI_TRY(attend(fw, layer, rs, sparse, sparse, q, &oq));
     DI_BESIDE(fw, false, di_block_window_store(fw, layer, set));
-    return project_out(fw, layer, o, f);
+    return project_out(fw, layer, oq, f);
 }
 
 di_status di_block_draft_attention(di_forward *fw, int32_t layer, di_act x, di_act f) {
     const di_row_set *rs = &fw->set[0];
     bool is_more = fw->has_codes;
-    di_act xq, qrq, q, o;
+    di_act xq, qrq, q, oq;
     DI_TRY(di_input_quant(fw, x, &xq));
     DI_BESIDE(fw, is_more, di_block_window_keys(fw, layer, rs, false, xq));
     DI_TRY(queries(fw, layer, rs, false, xq, &qrq, &q));
     DI_TRY(di_side_join(fw));
-    DI_TRY(attend(fw, layer, rs, false, false, q, &o));
-    return project_out(fw, layer, o, f);
+    DI_TRY(attend(fw, layer, rs, false, false, q, &oq));
+    return project_out(fw, layer, oq, f);
 }

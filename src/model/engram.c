@@ -4,14 +4,18 @@
  * requantised. */
 #include "forward_internal.h"
 
-di_status di_block_engram(di_forward *fw, int32_t layer, di_act trunk) {
+static di_act projected(const di_forward *fw, int64_t n_rows) {
+    const di_config *c = &fw->model->config;
+    return di_act_of(fw, fw->ws.eg_kv, n_rows, (int64_t)(c->hc_mult + 1) * c->hidden);
+}
+
+di_status di_block_engram_rows(di_forward *fw, int32_t layer, int32_t set) {
     const di_model *mo = fw->model;
     const di_config *c = &mo->config;
     const di_block_weights *w = &mo->weights.blocks[layer];
     const di_ops *ops = mo->backend.ops;
-    DI_TRY(di_trunk_settle(fw, trunk));
     const di_engram_consts *e = &mo->engram[di_config_engram_index(c, layer)];
-    int64_t n = trunk.n_rows;
+    int64_t n = fw->set[set].rows.n_rows;
     int32_t cols = (c->engram_ngram - 1) * c->engram_heads;
     char name[24];
     di_layer_name(fw, layer, name);
@@ -40,14 +44,22 @@ di_status di_block_engram(di_forward *fw, int32_t layer, di_act trunk) {
                                                                    .n_cols = cols,
                                                                    .rows = fw->ws.eg_rows,
                                                                    .out = rows}));
-    di_act kv = di_act_of(fw, fw->ws.eg_kv, n, (int64_t)(c->hc_mult + 1) * c->hidden);
-    DI_TRY(di_linear(fw, rows, &w->eg_wkv, kv));
-    DI_TRY(ops->engram_gate(fw->stream, &(di_engram_gate_args){.x = trunk,
-                                                               .kv = kv,
+    return di_linear(fw, rows, &w->eg_wkv, projected(fw, n));
+}
+
+di_status di_block_engram(di_forward *fw, int32_t layer, di_act trunk) {
+    const di_model *mo = fw->model;
+    const di_config *c = &mo->config;
+    char name[24];
+    di_layer_name(fw, layer, name);
+    DI_TRY(di_trunk_settle(fw, trunk));
+    DI_TRY(mo->backend.ops->engram_gate(fw->stream,
+                                        &(di_engram_gate_args){.x = trunk,
+                                                               .kv = projected(fw, trunk.n_rows),
                                                                .m = c->hc_mult,
-                                                               .qk = e->qk,
+                                                               .qk = mo->engram[di_config_engram_index(c, layer)].qk,
                                                                .skip = fw->skip_rows[0],
                                                                .eps = c->rms_eps,
                                                                .gate = fw->ws.eg_gate}));
-    return di_show(fw, name, "engram_gate", DI_F32, n, c->hc_mult, fw->ws.eg_gate);
+    return di_show(fw, name, "engram_gate", DI_F32, trunk.n_rows, c->hc_mult, fw->ws.eg_gate);
 }

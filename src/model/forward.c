@@ -17,8 +17,7 @@ di_act di_act_f32(float *data, int64_t n_rows, int64_t n_cols) {
     return (di_act){.dtype = DI_F32, .n_rows = n_rows, .n_cols = n_cols, .stride = n_cols, .data = data};
 }
 
-/* Codes of a block of this shape. */
-static di_act codes_of(di_act x, uint8_t *codes, uint8_t *scales) {
+di_act di_codes_of(di_act x, uint8_t *codes, uint8_t *scales) {
     return (di_act){.dtype = DI_F8_E4M3,
                     .n_rows = x.n_rows,
                     .n_cols = x.n_cols,
@@ -32,14 +31,14 @@ di_status di_act_quant(di_forward *fw, di_act x, uint8_t *codes, uint8_t *scales
         *out = x;
         return DI_OK;
     }
-    *out = codes_of(x, codes, scales);
+    *out = di_codes_of(x, codes, scales);
     return fw->model->backend.ops->quant(fw->stream, &(di_quant_args){.x = x, .out = *out});
 }
 
 di_status di_input_quant(di_forward *fw, di_act x, di_act *out) {
     if (!fw->has_codes)
         return di_act_quant(fw, x, fw->ws.xq, fw->ws.xq_scale, out);
-    *out = codes_of(x, fw->ws.xq, fw->ws.xq_scale);
+    *out = di_codes_of(x, fw->ws.xq, fw->ws.xq_scale);
     return DI_OK;
 }
 
@@ -56,7 +55,7 @@ di_status di_norm_quantised(di_forward *fw, di_act x, const uint16_t *weight, di
                             uint8_t *scales, di_act *quantised) {
     const di_model *mo = fw->model;
     if (mo->backend.ops->norm_quant && mo->numerics == DI_NUMERICS_FAITHFUL) {
-        *quantised = codes_of(out, codes, scales);
+        *quantised = di_codes_of(out, codes, scales);
         di_status st = mo->backend.ops->norm_quant(
             fw->stream, &(di_norm_quant_args){
                             .x = x, .out = out, .codes = *quantised, .weight = weight, .eps = mo->config.rms_eps});
@@ -198,7 +197,7 @@ static di_status enter_sublayer(di_forward *fw, di_act trunk, const float *pre_i
                                 .eps = c->rms_eps,
                                 .out = x};
         if (is_faithful)
-            args.codes = codes_of(x, fw->ws.xq, fw->ws.xq_scale);
+            args.codes = di_codes_of(x, fw->ws.xq, fw->ws.xq_scale);
         di_status st = mo->backend.ops->hc_step(fw->stream, &args);
         if (!st) {
             fw->has_pending = false;
@@ -239,6 +238,8 @@ di_status di_block_run(di_forward *fw, int32_t layer, int32_t set, bool compress
 
     DI_TRY(enter_sublayer(fw, trunk, between, &w->hc_ffn, w->ffn_norm, z, x, after));
     DI_TRY(di_show(fw, name, "ffn_in", x.dtype, n, c->hidden, x.data));
+    if (layer + 1 < c->n_layers && di_config_engram_index(c, layer + 1) >= 0)
+        DI_BESIDE(fw, true, di_block_engram_rows(fw, layer + 1, set));
     DI_TRY(di_block_ffn(fw, layer, set, x, f));
     DI_TRY(di_side_join(fw));
     DI_TRY(di_show(fw, name, "ffn_out", f.dtype, n, c->hidden, f.data));
@@ -440,6 +441,8 @@ static di_status put_forward(di_forward *fw, int32_t index) {
     DI_TRY(di_forward_start(fw, di_act_of(fw, trunk, fw->set[0].rows.n_rows, (int64_t)c->hc_mult * c->hidden), &pre));
     for (int32_t l = 0; l < c->n_layers; l++) {
         bool compressed_done = false;
+        if (l == 0 && di_config_engram_index(c, 0) >= 0)
+            DI_TRY(di_block_engram_rows(fw, 0, set));
         if (di_config_engram_index(c, l) >= 0)
             DI_TRY(di_block_engram(fw, l,
                                    di_act_of(fw, trunk, fw->set[set].rows.n_rows, (int64_t)c->hc_mult * c->hidden)));

@@ -113,10 +113,10 @@ enum { DI_RECORD_FORWARD, DI_RECORD_DRAFT_BEGIN, DI_RECORD_DRAFT_NEXT };
 
 struct di_forward {
     di_model *model;
-    di_stream *stream;      /* that operations go to: own, or side between di_side_begin and di_side_end */
-    di_stream *own, *side;  /* own: owned; side: own's, NULL where the device has none */
-    bool has_side_work;     /* side was given something that own has not followed */
-    void *memory;           /* device: the workspace */
+    di_stream *stream;     /* that operations go to: own, or side between di_side_begin and di_side_end */
+    di_stream *own, *side; /* own: owned; side: own's, NULL where the device has none */
+    bool has_side_work;    /* side was given something that own has not followed */
+    void *memory;          /* device: the workspace */
     di_workspace ws;
     di_meta_layout ml;
     uint8_t
@@ -200,6 +200,8 @@ static inline di_dtype di_act_dtype(const di_forward *fw) {
 /* A block of activations of the forward's type. */
 di_act di_act_of(const di_forward *fw, void *data, int64_t n_rows, int64_t n_cols);
 di_act di_act_f32(float *data, int64_t n_rows, int64_t n_cols);
+/* Codes of a block of x's shape. */
+di_act di_codes_of(di_act x, uint8_t *codes, uint8_t *scales);
 /* The form in which x enters a quantised product: QA codes in (codes, scales) in faithful numerics, x itself in exact.
  */
 di_status di_act_quant(di_forward *fw, di_act x, uint8_t *codes, uint8_t *scales, di_act *out);
@@ -247,7 +249,10 @@ di_status di_block_attention(di_forward *fw, int32_t layer, int32_t set, di_act 
 di_status di_block_draft_attention(di_forward *fw, int32_t layer, di_act x, di_act f);
 /* f = moe(x) */
 di_status di_block_ffn(di_forward *fw, int32_t layer, int32_t set, di_act x, di_act f);
-/* Gated n-gram rows added to the trunk of row set 0. */
+/* The n-gram rows of an Engram layer, projected, of row set `set`: of tokens alone, so that it may run while the layer
+ * before does. */
+di_status di_block_engram_rows(di_forward *fw, int32_t layer, int32_t set);
+/* These, gated, added to the trunk of row set 0. */
 di_status di_block_engram(di_forward *fw, int32_t layer, di_act trunk);
 /* Window keys of `x` for `layer`: wkv, kv_norm, RoPE, records in ws.records. */
 di_status di_block_window_keys(di_forward *fw, int32_t layer, const di_row_set *rs, bool compressed_rope, di_act xq);

@@ -292,6 +292,62 @@ DI_PROPERTY(a_row_has_the_same_bits_in_any_batch, 1) {
     twin_close(&t);
 }
 
+/* gemm_chain has the bits of gemm with rope, or with quant, behind it. */
+static void chain_case(twin *t, uint64_t *rng, int64_t n_rows, int32_t n_groups, bool is_rope) {
+    enum { HEAD = 128, FREQ = 32 };
+    gemm_kind k = {DI_F8_E4M3, DI_F8_E4M3, is_rope ? DI_BF16 : DI_F32, n_rows, 1024, 384, n_groups, false, 0, 0};
+    gemm_case c;
+    case_make(&c, t, rng, &k);
+    di_act codes = ops_act_empty(&c.mem, DI_F8_E4M3, n_rows, k.n_out);
+    float *cos = ops_mem_take(&c.mem, (size_t)(n_rows * FREQ) * 4),
+          *sin = ops_mem_take(&c.mem, (size_t)(n_rows * FREQ) * 4);
+    for (int64_t i = 0; i < n_rows * FREQ; i++) {
+        cos[i] = ops_mat_noise(rng);
+        sin[i] = ops_mat_noise(rng);
+    }
+    di_gemm_chain_args d = {.gemm = c.d};
+    if (is_rope) {
+        d.head_dim = HEAD, d.n_freq = FREQ;
+        d.cos = twin_in(t, cos, (size_t)(n_rows * FREQ) * 4);
+        d.sin = twin_in(t, sin, (size_t)(n_rows * FREQ) * 4);
+    } else {
+        d.codes = twin_act_out(t, &codes);
+    }
+    const di_ops *ops = t->gpu.ops;
+    assert_int_equal(ops->gemm(t->stream, &c.d), DI_OK);
+    twin_back(t, c.a.out.data, c.d.out.data, twin_act_bytes(&c.a.out));
+    di_rope_args rope = {
+        .x = c.a.out, .n_heads = 1024 / HEAD, .head_dim = HEAD, .n_freq = FREQ, .cos = cos, .sin = sin};
+    if (is_rope)
+        assert_int_equal(di_cpu_ops.rope(t->cpu_stream, &rope), DI_OK);
+    else
+        assert_int_equal(di_cpu_ops.quant(t->cpu_stream, &(di_quant_args){.x = c.a.out, .out = codes}), DI_OK);
+    di_status st = ops->gemm_chain(t->stream, &d);
+    if (n_rows > 16 && st == DI_ERR_SHAPE) { /* many rows: the operations one by one */
+        case_drop(&c, t);
+        return;
+    }
+    assert_int_equal(st, DI_OK);
+    if (is_rope)
+        twin_act_same(t, &d.gemm.out, &c.a.out, "rope behind a product");
+    else
+        twin_act_same(t, &d.codes, &codes, "codes of a product");
+    d.gemm.out.dtype = is_rope ? DI_F32 : DI_BF16;
+    assert_int_equal(ops->gemm_chain(t->stream, &d), DI_ERR_SHAPE);
+    case_drop(&c, t);
+}
+
+DI_PROPERTY(chain_has_the_bits_of_its_operations, 1) {
+    uint64_t rng = seed;
+    const int64_t rows[7] = {1, 7, 16, 30, 70, 257, 1500};
+    di_limits l = limits();
+    twin t;
+    twin_open(&t, &l, "sm90");
+    for (int i = 0; i < 4 * (IS_SLOW ? 6 : 7); i++)
+        chain_case(&t, &rng, rows[i / 4], i & 1 ? 8 : 1, i & 2);
+    twin_close(&t);
+}
+
 /* Scales of any size: weights' factors beyond bf16's range are taken in two steps. x is scaled down so that products
  * are floats. */
 static void any_scale_case(twin *t, uint64_t *rng, di_dtype w, int64_t n_rows) {
@@ -463,7 +519,8 @@ DI_TEST_GROUP(cuda_gemm, EMULATED_TESTS cmocka_unit_test(portable_has_the_refere
               cmocka_unit_test(portable_has_the_reference_bits_at_released_sizes),
               cmocka_unit_test(fast_is_within_rounding), cmocka_unit_test(order_free_is_within_rounding),
               cmocka_unit_test(fast_is_within_rounding_at_released_sizes),
-              cmocka_unit_test(a_row_has_the_same_bits_in_any_batch), cmocka_unit_test(any_scale_of_weights_is_right),
+              cmocka_unit_test(a_row_has_the_same_bits_in_any_batch),
+              cmocka_unit_test(chain_has_the_bits_of_its_operations), cmocka_unit_test(any_scale_of_weights_is_right),
               cmocka_unit_test(nan_stays_in_its_row), cmocka_unit_test(sm100_is_within_rounding),
               cmocka_unit_test(sm100_rows_have_the_same_bits_in_any_batch),
               cmocka_unit_test(sm100_takes_scales_and_nan), cmocka_unit_test(wrong_shapes_are_refused));

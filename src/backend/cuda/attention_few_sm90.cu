@@ -339,7 +339,7 @@ bool attention_few_fits(const di_stream *stream, const shape *z) {
 template <int FORMAT>
 static void launch(di_stream *stream, const attention_job *job, const shape *z, few_row *scratch) {
     dim3 tiles((unsigned)z->tiles, (unsigned)z->n_rows), panels(DIM / 64, (unsigned)z->n_rows);
-    DI_LAUNCH((attention_score_tiles<FORMAT>), tiles, THREADS, SCORE_SMEM, stream->stream, *job, *z, scratch);
+    DI_LAUNCH_PDL((attention_score_tiles<FORMAT>), tiles, THREADS, SCORE_SMEM, stream->stream, *job, *z, scratch);
     DI_LAUNCH_PDL((attention_sum_values<FORMAT>), panels, SUM_THREADS, SUM_SMEM, stream->stream, *job, *z, scratch);
 }
 

@@ -420,10 +420,10 @@ size_t di_cuda_attention_sm90_scratch(const di_device *dev, const di_limits *lim
                                                                                             : 0;
 }
 
-di_status di_cuda_attention_sm90(di_stream *stream, const di_attention_args *args) {
+di_status di_cuda_attention_sm90(di_stream *stream, const di_attention_args *args, const di_act *codes) {
     int64_t keys_max = stream->dev->limits.keys_max;
     int32_t n_rows = args->rows->n_rows, topk = args->idx ? args->topk : 0;
-    attention_job job = {*args, *args->rows, keys_max};
+    attention_job job = {*args, *args->rows, keys_max, codes ? *codes : di_act{}};
     shape z = {args->scale * 0x1.715476p0f * 65536.0f, n_rows, topk, 0};
     /* A window reaches no further back than the ring, and no further on than this forward. */
     int64_t window = DI_MIN(DI_MAX(keys_max - topk, 0), (int64_t)args->ring.ring_len + n_rows);

@@ -222,7 +222,23 @@ __device__ static inline void transpose4(uint32_t (&w)[4], int quad) {
     }
 }
 
-/* Divides, rotates back and stores what the thread has of a row: columns first .. first + 2n - 1 of two heads. */
+/* Eight neighbouring values of bf16, two a word, coded with the group of 32 that four lanes have. */
+__device__ static inline void store_codes(const di_act &codes, int32_t row, int32_t column, int quad,
+                                          const uint32_t (&w)[4]) {
+    float v[8];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        v[2 * i] = __uint_as_float(w[i] << 16);
+        v[2 * i + 1] = __uint_as_float(w[i] & 0xFFFF0000u);
+    }
+    cu_scale scale = cu_qa_scale(quad_max(cu_abs_max8(v, 1e-4f)));
+    *(uint2 *)((uint8_t *)codes.data + row * codes.stride + column) = cu_e4m3_codes8(v, scale.inverse);
+    if (quad == 0)
+        codes.scale[row * (codes.n_cols / 32) + column / 32] = (uint8_t)scale.byte;
+}
+
+/* Divides, rotates back and stores what the thread has of a row, or its codes: columns first .. first + 2n - 1 of two
+ * heads. */
 template <int N>
 __device__ static inline void store_columns(const attention_job &job, int32_t row, int32_t head, int32_t first,
                                             int quad, float (&o)[N], float low, float high) {
@@ -252,7 +268,10 @@ __device__ static inline void store_columns(const attention_job &job, int32_t ro
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             transpose4(w[r], quad);
-            *(uint4 *)(out + r * 8 * DIM + g * 32 + quad * 8) = make_uint4(w[r][0], w[r][1], w[r][2], w[r][3]);
+            if (job.codes.data)
+                store_codes(job.codes, row, (head + r * 8) * DIM + first + g * 32 + quad * 8, quad, w[r]);
+            else
+                *(uint4 *)(out + r * 8 * DIM + g * 32 + quad * 8) = make_uint4(w[r][0], w[r][1], w[r][2], w[r][3]);
         }
     }
 }

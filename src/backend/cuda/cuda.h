@@ -45,8 +45,8 @@ struct di_device {
     bool is_order_free; /* sums may be added in an order that depends on the batch */
     di_pool *pool;      /* owned: host work */
     di_limits limits;   /* as reserved, field by field the largest */
-    /* owned: of the operation at work, since operations of one GPU run in one order (di_cuda_turn_begin); behind it that
-     * of the operation at work on a side stream */
+    /* owned: of the operation at work, since operations of one GPU run in one order (di_cuda_turn_begin); behind it
+     * that of the operation at work on a side stream */
     uint8_t *scratch;
     size_t scratch_bytes, side_scratch_bytes;
     pthread_mutex_t copying;      /* one copy at a time has the stream and the buffers */

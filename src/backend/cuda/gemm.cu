@@ -5,6 +5,7 @@
  * model.md 0.3. */
 #include "cu.cuh"
 #include "gemm.h"
+#include "rows.cuh"
 
 enum { GROUP_K = 32, TILE_OUT = 64, TILE_THREADS = 256, OUT_EACH = 4 };
 
@@ -92,7 +93,8 @@ di_status di_cuda_gemm(di_stream *stream, const di_gemm_args *a) {
         return DI_ERR_SHAPE;
     if (a->x.n_rows == 0)
         return DI_OK;
-    gemm_job job = {a->x, a->out, *a->w, a->add, (int)g, 1};
+    gemm_job job = {};
+    job.x = a->x, job.out = a->out, job.w = *a->w, job.add = a->add, job.n_groups = (int)g, job.aligned = 1;
     if (gemm_sm90_fits(stream->dev, &job))
         return gemm_sm90(stream, &job);
     if (gemm_sm100_fits(stream->dev, &job) && gemm_sm100(stream, &job))
@@ -106,4 +108,35 @@ di_status di_cuda_gemm(di_stream *stream, const di_gemm_args *a) {
                   stream->stream, job, (int)tiles);
     }
     return DI_OK;
+}
+
+/* ---- gemm_chain ---- */
+
+static bool chain_fits(const di_gemm_chain_args *a) {
+    const di_act *out = &a->gemm.out, *codes = &a->codes;
+    bool is_even = out->stride % 8 == 0 && di_rows_is_aligned(out->data, 0, 16);
+    if (a->cos)
+        return !codes->data && out->dtype == DI_BF16 && is_even && a->sin && a->n_freq > 0 && a->n_freq % 8 == 0 &&
+               a->head_dim % 8 == 0 && a->head_dim >= 2 * a->n_freq && out->n_cols % a->head_dim == 0 &&
+               di_rows_is_aligned(a->cos, 0, 16) && di_rows_is_aligned(a->sin, 0, 16);
+    return codes->data && codes->dtype == DI_F8_E4M3 && codes->scale && codes->n_cols == out->n_cols &&
+           codes->n_rows == out->n_rows && codes->stride % 8 == 0 && di_rows_is_aligned(codes->data, 0, 8) &&
+           out->dtype == DI_F32 && is_even && out->n_cols % 32 == 0;
+}
+
+di_status di_cuda_gemm_chain(di_stream *stream, const di_gemm_chain_args *a) {
+    int64_t g = a->gemm.n_groups > 1 ? a->gemm.n_groups : 1;
+    if (!fits(&a->gemm, g) || !chain_fits(a) || a->gemm.add || a->gemm.x.dtype != DI_F8_E4M3 ||
+        a->gemm.w->dtype != DI_F8_E4M3)
+        return DI_ERR_SHAPE;
+    gemm_job job = {};
+    job.x = a->gemm.x, job.out = a->gemm.out, job.w = *a->gemm.w, job.n_groups = (int)g;
+    job.head_dim = a->head_dim, job.n_freq = a->n_freq, job.cos = a->cos, job.sin = a->sin, job.codes = a->codes;
+    if (!gemm_sm90_fits(stream->dev, &job))
+        return DI_ERR_SHAPE;
+    /* With many rows the warps that multiply would wait for what follows: a kernel of its own is faster. */
+    gemm_cut cut = gemm_fp8_cut(stream->dev, &job.w);
+    if (!gemm_fp8_is_few(stream->dev, &job, &cut))
+        return DI_ERR_SHAPE;
+    return job.x.n_rows ? gemm_sm90(stream, &job) : DI_OK;
 }

@@ -10,7 +10,11 @@ typedef struct gemm_job {
     di_mat w;
     const float *add;
     int n_groups;
-    int aligned; /* so many neighbouring columns of out, and of add, are one aligned access: 1, 2, 8 */
+    /* What follows the product (in gemm_few alone): rope of bf16 heads, or codes of fp32 sums in place of out. */
+    int head_dim, n_freq;   /* multiples of 8 */
+    const float *cos, *sin; /* [rows, n_freq], 16-byte aligned; NULL: no rope */
+    di_act codes;           /* data NULL: none */
+    int aligned;            /* so many neighbouring columns of out, and of add, are one aligned access: 1, 2, 8 */
 } gemm_job;
 
 /* gemm_sm90.cu: whether its kernels take this product, and the scratch that they may want. */

@@ -9,6 +9,7 @@
  * block and between the blocks of a cluster, which read each other's sums and add them in rising order. */
 #include "cu.cuh"
 #include "gemm.h"
+#include "rows.cuh"
 #include "sm90.cuh"
 
 enum {
@@ -137,9 +138,51 @@ template <int N> struct few_sums {
     }
 };
 
+/* Codes of a group of 32 sums, which eight lanes have; o: the first of this one's. */
+__device__ static inline void few_store_codes(const gemm_job &job, int64_t row, int64_t o, const float (&v)[4]) {
+    int lane = threadIdx.x % DI_WARP;
+    float most = 1e-4f;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        most = fmaxf(most, fabsf(v[i]));
+#pragma unroll
+    for (int i = 1; i < 8; i *= 2)
+        most = fmaxf(most, __shfl_xor_sync(0xFFu << (lane & 24), most, i));
+    cu_scale scale = cu_qa_scale(most);
+    *(uint32_t *)((uint8_t *)job.codes.data + row * job.codes.stride + o) =
+        cu_e4m3_codes4(v[0], v[1], v[2], v[3], scale.inverse);
+    if (lane % 8 == 0)
+        job.codes.scale[row * (job.w.n_out / 32) + o / 32] = (uint8_t)scale.byte;
+}
+
+/* The sums as bf16 values, two pairs, turned where they are in the rotated end of a head. */
+__device__ static inline void few_rope(const gemm_job &job, int64_t row, int64_t o, float (&v)[4]) {
+    int32_t j = (int32_t)(o % job.head_dim) - (job.head_dim - 2 * job.n_freq);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        v[i] = cu_round_bf16(v[i]);
+    if (j < 0)
+        return;
+    float2 cos = *(const float2 *)(job.cos + row * job.n_freq + j / 2);
+    float2 sin = *(const float2 *)(job.sin + row * job.n_freq + j / 2);
+    const float c[2] = {cos.x, cos.y}, s[2] = {sin.x, sin.y};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float a = v[2 * i], b = v[2 * i + 1];
+        v[2 * i] = __fsub_rn(__fmul_rn(a, c[i]), __fmul_rn(b, s[i]));
+        v[2 * i + 1] = __fadd_rn(__fmul_rn(a, s[i]), __fmul_rn(b, c[i]));
+    }
+}
+
 __device__ static inline void few_store(const gemm_job &job, int64_t row, int64_t o, const float4 &sum) {
     float v[4] = {sum.x, sum.y, sum.z, sum.w};
     int64_t at = row * job.out.stride + o;
+    if (job.codes.data) {
+        few_store_codes(job, row, o, v);
+        return;
+    }
+    if (job.cos)
+        few_rope(job, row, o, v);
     if (job.aligned >= 8 && o + 4 <= job.w.n_out) {
         float4 add = job.add ? *(const float4 *)(job.add + at) : make_float4(0, 0, 0, 0);
         if (job.add) {
