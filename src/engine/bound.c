@@ -11,7 +11,8 @@ double di_core_speedup_bound(const di_core *core, const di_core_stats *held, int
         return 1;
     if (!di_spec_cost_is_ready(cost) || !di_spec_cost_draft_is_ready(cost))
         return 0;
-    double plain_ns = di_spec_cost_step_ns(cost, 1, context), draft_ns = di_spec_cost_draft_ns(cost, 1);
+    double plain_ns = di_spec_cost_step_ns(cost, 1, context) - di_spec_cost_plain_saves_ns(cost, 1, context);
+    double draft_ns = di_spec_cost_draft_ns(cost, 1);
     double tokens = 1, best = 1;
     for (int32_t k = 1; k <= core->runner.n_drafts && held->verified_at[k - 1] > 0; k++) {
         /* A draft is counted as accepted with all before it, so these are the products of the chances already. */

@@ -230,6 +230,10 @@ static di_status model_draft_follow(void *self, int32_t i, const int32_t *tokens
     return di_draft_follow(self, i, tokens, logits, conf, err);
 }
 
+static int64_t model_unrecorded(void *self) {
+    return di_forward_unrecorded(self);
+}
+
 di_status di_core_create(di_core **out, di_model *model, const di_backend *backend, di_device *device,
                          const di_memory_plan *plan, const di_tokenizer *tok, const di_core_options *options,
                          di_error *err) {
@@ -250,6 +254,7 @@ di_status di_core_create(di_core **out, di_model *model, const di_backend *backe
     if ((st = di_forward_create(&forward, model, err)))
         return di_error_context(err, st, "starting the engine");
     di_executor executor = {.self = forward, .forward = model_forward, .copy = model_copy};
+    executor.n_unrecorded = model_unrecorded;
     if (backend->ops->sample_rows) {
         executor.sample = model_sample;
         executor.wait = model_wait;

@@ -1,9 +1,9 @@
 /* How long the device works on what the runner puts on its stream, and how long it waits for the host in between.
  *
- * A span is a step's forward with its draw, or a round of drafts: an event in front of it and one behind, which the
- * device stamps as it passes them. Spans are added up once both have come. A round in which the host takes part (masks,
- * penalties) counts as work from its first operation to its last, with the host's turns in it. A clock that fails says
- * less than there was, and hurts nothing. */
+ * A span is a step's forward with its draw, a round of drafts, or, of a round in which the host takes part (masks,
+ * penalties), what the device does between two turns of the host: an event in front of it and one behind, which the
+ * device stamps as it passes them. Spans are added up once both have come. A clock that fails says less than there was,
+ * and hurts nothing. */
 #include "engine_internal.h"
 
 di_status di_device_clock_init(di_runner *r, di_error *err) {

@@ -10,11 +10,16 @@
  * Drafts are drawn from the draft module's logits with the same noise, so that both draw the same token wherever their
  * distributions nearly agree (Gumbel-max coupling). Rejected rows leave bytes behind in pages and rings, at positions
  * behind golden that later rows write again before anything reads them. */
+#include <math.h>
+
 #include "engine_internal.h"
 
-#define RATE_LEARN                                                                                                     \
-    0.02 /* weight of the newest draft in the running chance that a draft holds if those before it do                  \
-          */
+/* Weight of a draft in the running chance that a draft holds if those before it do. Where all sequences draft it has a
+ * long memory: of sequences that began together, those whose drafts fail run longest, and what they say last is not
+ * what the next ones may expect. Probes are few, and are there to find out. */
+#define RATE_LEARN (1.0 / 512)
+#define RATE_LEARN_PROBE (1.0 / 32)
+#define RATE_PRIOR 32 /* drafts that the chance at the start stands for */
 
 /* ---- planning ---- */
 
@@ -368,7 +373,9 @@ static void accept(di_runner *r, di_step *step, di_step_seq *q) {
     if (s->n_drafts > 0 && s->is_drafted) {
         /* Of the drafts whose predecessors held: what is behind the first one that does not was not tried. */
         int32_t n_tried = DI_MIN(n + 1, q->n_drafts);
-        r->rate += RATE_LEARN * (n - n_tried * r->rate);
+        double weight = DI_MAX(1.0 / (RATE_PRIOR + (double)r->n_tried), RATE_LEARN);
+        r->rate += (r->is_probing ? RATE_LEARN_PROBE : weight) * (n - n_tried * r->rate);
+        r->n_tried += n_tried;
         di_spec_guard_learn(&s->guard, q->n_drafts, n, s->round_cost);
         di_spec_calibration_learn(&r->calibration, DI_MIN(q->n_drafts, s->n_unsure), DI_MIN(n, s->n_unsure), s->raw);
     }
@@ -387,8 +394,10 @@ static void begin_decoding(di_runner *r, di_sequence *s) {
     s->n_drafts = s->n_before = 0;
     s->put_off = s->put_off_end = 0;
     s->has_chances = false;
-    if (r->n_drafts)
-        di_spec_guard_init(&s->guard, (float)r->rate);
+    if (r->n_drafts == 0)
+        return;
+    r->n_changed++;
+    di_spec_guard_init(&s->guard, (float)r->rate);
 }
 
 void di_step_draw_begin(di_runner *r, di_step *step, const float *logits) {
@@ -443,8 +452,11 @@ static void add_sure_sequence(di_runner *r, di_sequence *s) {
 }
 
 static void add_sequence(di_runner *r, di_step *step, di_sequence *s, int32_t at) {
-    if (!goes_on(r, s))
+    if (!goes_on(r, s)) {
+        r->n_changed += r->n_drafts > 0;
         return;
+    }
+    r->n_going++;
     if (!can_draft(r, s)) {
         add_sure_sequence(r, s);
         return;
@@ -463,7 +475,7 @@ static void add_sequence(di_runner *r, di_step *step, di_sequence *s, int32_t at
 
 /* The sequences that the step gave a token: those that may draft, and others with a constraint. */
 static void collect(di_runner *r, di_step *step) {
-    step->n_drafters = r->n_sure = 0;
+    step->n_drafters = r->n_sure = r->n_going = 0;
     for (int32_t i = 0; i < step->n_samples; i += step->samples[i].n_span) {
         const di_step_row *row = &step->samples[i];
         const di_step_seq *q = &step->seqs[row->seq_idx];
@@ -500,9 +512,13 @@ static bool probes(di_runner *r, di_step *step) {
     return true;
 }
 
-static bool pays(di_runner *r, const di_step *step) {
+static double gain_of(di_runner *r, const di_step *step) {
     if (r->policy != DI_SPEC_COST)
-        return true;
+        return INFINITY;
+    int64_t context = 0;
+    for (int32_t k = 0; k < step->n_drafters; k++)
+        context += r->drafters[k]->golden + 1;
+    double saves_ns = di_spec_cost_plain_saves_ns(&r->cost, step->n_drafters, context);
     di_spec_ask ask = {
         .policy = r->policy,
         .n_seqs = step->n_drafters,
@@ -510,17 +526,31 @@ static bool pays(di_runner *r, const di_step *step) {
         .n_drafts = r->n_drafts,
         .rows_max = step->n_drafters + step->spare_rows,
         .cost = &r->cost,
-        .drafts_ns = di_spec_cost_draft_ns(&r->cost, step->n_drafters),
+        .always_ns = -saves_ns,
+        .drafts_ns = di_spec_cost_draft_ns(&r->cost, step->n_drafters) + saves_ns,
         .scratch = r->plan_scratch,
     };
-    return di_spec_drafting_pays(&ask, r->plan);
+    return di_spec_drafting_gain(&ask, r->plan);
+}
+
+enum { PLAIN_STEPS = 3 };
+
+/* Whether a few steps go without drafts for the sake of what is learnt of them. */
+static bool tries_plain(di_runner *r, const di_step *step, double gain) {
+    if (!r->executor.launch || !di_spec_plain_is_due(&r->cost, step->n_drafters, gain, r->n_steps - r->plain_step,
+                                                     r->n_steps - r->plain_tried))
+        return false;
+    r->plain_tried = r->n_steps;
+    r->n_followed = DI_FOLLOW_MAX - PLAIN_STEPS;
+    return true;
 }
 
 static bool is_worth_it(di_runner *r, const di_step *step) {
-    if (!pays(r, step))
+    double gain = gain_of(r, step);
+    if (!(gain > 1))
         return false;
     r->steps_idle = r->probe_after = 0;
-    return true;
+    return !tries_plain(r, step, gain);
 }
 
 typedef struct draft_job {
@@ -632,8 +662,11 @@ static di_status draft_on_device(di_runner *r, const float *logits, int32_t n, i
         if (r->draft_is_drawn[k])
             st = pack_draft(r, k, i, err);
     }
+    di_device_clock_begin(r, true);
     if (!st)
         st = di_drawer_run(r, logits, NULL, err);
+    di_device_clock_end(r);
+    di_device_clock_settle(r);
     const di_sample_result *got = di_drawer_results(r);
     for (int32_t k = 0; k < n && !st; k++)
         st = take_draft(r, k, i, r->draft_is_drawn[k] ? got++ : NULL, err);
@@ -653,6 +686,7 @@ static bool can_chain(const di_runner *r, int32_t n) {
  * token 0, and what is behind it counts for nothing. */
 static di_status run_chain(di_runner *r, int32_t n, di_error *err) {
     int32_t n_drafts = r->n_drafts;
+    di_device_clock_begin(r, true);
     di_status st = r->executor.draft_launch(r->executor.self, r->draft_seqs, n, n_drafts, r->kv->states, err);
     if (!st)
         st = di_drawer_begin(r, n * n_drafts, err);
@@ -674,6 +708,7 @@ static di_status run_chain(di_runner *r, int32_t n, di_error *err) {
     }
     if (!st)
         st = di_drawer_fetch(r, err);
+    di_device_clock_end(r);
     if (!st)
         st = di_drawer_wait(r, NULL, err);
     for (int32_t at = 0; at < n * n_drafts && !st; at++) {
@@ -687,7 +722,9 @@ static di_status run_chain(di_runner *r, int32_t n, di_error *err) {
 /* Draft i of every drafter. */
 static di_status draft_next(di_runner *r, int32_t n, int32_t i, di_error *err) {
     float *logits, *conf;
+    di_device_clock_begin(r, true);
     di_status st = r->executor.draft_next(r->executor.self, i, r->draft_prev, &logits, &conf, err);
+    di_device_clock_end(r);
     if (st)
         return st;
     if ((st = r->backend->device->download(r->device, r->draft_conf, conf, (size_t)n * sizeof *conf, err)))
@@ -707,9 +744,13 @@ static di_status draft_next(di_runner *r, int32_t n, int32_t i, di_error *err) {
     return st;
 }
 
-/* A round in which the host draws, or must know each draft before the next. */
+/* A round in which the host draws, or must know each draft before the next. What it does in between is no work of the
+ * device. */
 static di_status run_steps(di_runner *r, int32_t n, di_error *err) {
+    di_device_clock_begin(r, true);
     di_status st = r->executor.draft_begin(r->executor.self, r->draft_seqs, n, r->n_drafts, r->kv->states, err);
+    di_device_clock_end(r);
+    di_device_clock_settle(r);
     for (int32_t i = 0; i < r->n_drafts && !st; i++)
         st = draft_next(r, n, i, err);
     return st;
@@ -744,10 +785,9 @@ static void run_round(di_runner *r, di_step *step) {
         r->drafters[k]->n_unsure = r->n_drafts;
         r->drafters[k]->is_drafted = true;
     }
-    di_device_clock_begin(r, true);
+    int64_t n_unrecorded = di_runner_unrecorded(r);
     if (!st)
         st = can_chain(r, n) ? run_chain(r, n, &err) : run_steps(r, n, &err);
-    di_device_clock_end(r);
     di_device_clock_settle(r);
     if (st) { /* a round is a help, not a need: nobody suffers but for the time */
         if (r->n_draft_fails++ == 0)
@@ -759,7 +799,8 @@ static void run_round(di_runner *r, di_step *step) {
     }
     for (int32_t k = 0; k < n; k++)
         set_chances(r, r->drafters[k]);
-    di_spec_cost_learn_draft(&r->cost, n, di_clock_ns() - start_ns + r->turn_ns);
+    if (di_runner_unrecorded(r) == n_unrecorded)
+        di_spec_cost_learn_draft(&r->cost, n, di_clock_ns() - start_ns + r->turn_ns);
 }
 
 /* Where a constraint leaves one token only, that token follows: it is verified like a draft, and always holds. */
@@ -790,8 +831,8 @@ void di_step_draft(di_runner *r, di_step *step) {
         return;
     collect(r, step);
     r->is_probing = false;
-    r->n_followed = step->is_followed ? r->n_followed + 1 : 0;
-    r->steps_idle += step->is_followed;
+    r->n_followed = step->is_followed ? DI_MIN(r->n_followed + 1, DI_FOLLOW_MAX) : 0;
+    r->steps_idle += step->is_followed && r->n_drafts > 0;
     if (step->n_drafters > 0 && !step->is_followed && (is_worth_it(r, step) || probes(r, step))) {
         run_round(r, step);
     } else {
@@ -802,6 +843,10 @@ void di_step_draft(di_runner *r, di_step *step) {
         step->n_drafters = 0;
     }
     r->is_drafting = step->n_drafters > 0;
+    if (!step->is_followed) {
+        r->n_asked = r->n_going;
+        r->n_changed = 0;
+    }
     if (r->n_sure > 0)
         run_parts(r, add_sure, r, r->n_sure);
 }

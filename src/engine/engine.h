@@ -206,6 +206,9 @@ typedef struct di_executor {
                               di_error *err);
     di_status (*draft_follow)(void *self, int32_t i, const int32_t *tokens, float **logits, float **conf,
                               di_error *err);
+    /* Forwards and steps of rounds so far whose times say nothing about later ones, as di_forward_unrecorded; NULL:
+     * none. */
+    int64_t (*n_unrecorded)(void *self);
 } di_executor;
 
 /* What a core must know of a model. */

@@ -224,6 +224,7 @@ struct di_step {
     int64_t start_ns, forward_ns, sample_ns, drawn_ns, end_ns; /* begun, forward done, sampling begun and done, drafts
                                                                   done */
     int64_t rows_run, context_run, row_context;                /* rows; contexts of sequences, and of all their rows */
+    bool is_unrecorded;                                        /* its time is none that comes again */
     bool puts_off;                                             /* the draft module's keys of its rows */
     bool is_launched;                                          /* its forward is on the device already, behind ... */
     float *logits;                                             /* ... the draw of the step before; its logits */
@@ -257,6 +258,9 @@ typedef struct di_drawer {
     uint32_t *blacklist; /* owned device memory; NULL: none */
 } di_drawer;
 
+/* Steps that follow in a row before it is asked again whether drafts pay. */
+enum { DI_FOLLOW_MAX = 15 };
+
 /* Time of the device (device_clock.c); zeroed where it has no stream of its own. */
 enum { DI_DEVICE_SPANS = 4 };
 typedef struct di_device_clock {
@@ -287,6 +291,9 @@ typedef struct di_runner {
     bool is_probing;
     int32_t steps_idle, probe_after; /* steps without a round; so many until the next probe */
     int32_t n_followed;              /* steps in a row that were followed, so that they could not draft */
+    int32_t n_going;                 /* sequences that go on behind the last step */
+    int32_t n_asked, n_changed;      /* those when drafts were last decided on; as many have begun or ended since */
+    int64_t plain_step, plain_tried; /* n_steps of the last plain step, and when some were last made on purpose */
     di_spec_accept accept;
     const float *temperatures;     /* borrowed [n_drafts]; 0 in the first: not given */
     di_spec_curve *curve;          /* owned; NULL but for DI_SPEC_REFERENCE */
@@ -298,6 +305,7 @@ typedef struct di_runner {
     int64_t turn_ns;                    /* what the host took between a step that drafted and the one behind it, where
                                            a step that drafts nothing could have been launched ahead */
     double rate;                        /* running chance that a draft holds if those before it do */
+    int64_t n_tried;                    /* drafts that it was learnt from */
     double saved_ns;
     int64_t n_tested;               /* drafts that rejection tested */
     double expected_sum, bound_sum; /* of 1 - d and (1 - d) / (1 + d), d being their distances */
@@ -340,6 +348,9 @@ void di_runner_launch(di_runner *r, di_step *step);
 /* The rows' arguments are filled: the step may sample. */
 void di_runner_sample(di_runner *r, di_step *step);
 void di_runner_wait(di_runner *r, di_step *step);
+static inline int64_t di_runner_unrecorded(const di_runner *r) {
+    return r->executor.n_unrecorded ? r->executor.n_unrecorded(r->executor.self) : 0;
+}
 /* Makes the draft module's keys of rows that were put off, of sequences [n] whose rows in the step are at `at` [n]. On
  * failure they are put off still. Called by the runner's thread. */
 di_status di_runner_catch_up(di_runner *r, const di_step *step, di_sequence *const *seqs, const int32_t *at, int32_t n,

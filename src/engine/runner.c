@@ -203,7 +203,9 @@ static di_status forward(di_runner *r, di_step *step, float **logits) {
         .fed = step->is_launched ? r->drawer.tokens : NULL,
     };
     start_masks(r, step);
+    int64_t n_unrecorded = di_runner_unrecorded(r);
     st = (r->executor.launch ? r->executor.launch : r->executor.forward)(r->executor.self, &batch, logits, err);
+    step->is_unrecorded = di_runner_unrecorded(r) != n_unrecorded;
     if (r->masker && r->n_mask_jobs > 0)
         di_masker_wait(r->masker);
     if (!st)
@@ -223,16 +225,31 @@ static void trace_step(const di_runner *r, const di_step *step) {
         di_trace_span(r->trace, DI_TRACE_RUNNER, "draft", step->drawn_ns, step->end_ns, 1, drafted);
 }
 
+/* On a device with a stream, steps are of two kinds: those of sequences that draft, which the host starts, and those
+ * that follow, which put keys off too. One that the host starts and that puts keys off is of neither kind. Without a
+ * stream all are alike. */
+static void learn_time(di_runner *r, const di_step *step, int64_t ns) {
+    if (step->is_unrecorded)
+        return;
+    if (step->is_launched) {
+        di_spec_cost_learn_plain(&r->cost, step->rows_run, step->row_context, ns);
+        r->plain_step = r->n_steps;
+    } else if (!r->executor.launch || !step->puts_off) {
+        di_spec_cost_learn_step(&r->cost, step->rows_run, step->row_context, ns);
+    }
+}
+
 static void learn(di_runner *r, di_step *step) {
     int64_t forward_ns = step->forward_ns - step->start_ns, draw_ns = step->drawn_ns - step->sample_ns;
-    di_spec_cost_learn_step(&r->cost, step->rows_run, step->row_context, forward_ns + draw_ns);
+    learn_time(r, step, forward_ns + draw_ns);
     if (r->curve && step->n_prompt_rows == 0)
         di_spec_curve_learn(r->curve, step->rows_run, step->n_seqs, forward_ns, draw_ns);
     if (step->n_verified == 0 || !di_spec_cost_is_ready(&r->cost))
         return;
     /* Without its drafts the step would have taken less, and the tokens that they brought steps of their own. */
-    int64_t rows = step->rows_run - step->n_verified;
-    double plain_ns = di_spec_cost_step_ns(&r->cost, rows, step->row_context * rows / DI_MAX(step->rows_run, 1));
+    int64_t rows = step->rows_run - step->n_verified, context = step->row_context * rows / DI_MAX(step->rows_run, 1);
+    double plain_ns =
+        di_spec_cost_step_ns(&r->cost, rows, context) - di_spec_cost_plain_saves_ns(&r->cost, rows, context);
     r->saved_ns += plain_ns * (double)step->n_held / step->n_decoding - ((double)(forward_ns + draw_ns) - plain_ns);
 }
 
@@ -265,13 +282,14 @@ static void report(di_runner *r, di_step *step) {
  *   host     ... launch N+1 | wait for draw N | commit N, form N+2 | launch N+2 | wait for draw N+1
  *
  * Whether drafts pay is decided between a draw and the next forward. As long as they don't, it is asked once in a few
- * steps, and the others follow. A constraint's next tokens may be certain, which saves more than following does. */
+ * steps, and the others follow; it is asked at once where an eighth of the sequences are others than when it was
+ * last. A constraint's next tokens may be certain, which saves more than following does. */
 
-enum { FOLLOW_MAX = 15 };
+enum { CHANGED_SHARE = 8 };
 
 static bool may_skip_drafts(const di_runner *r) {
-    return r->n_drafts == 0 ||
-           (r->policy == DI_SPEC_COST && !r->is_drafting && r->n_followed < FOLLOW_MAX && !di_step_probe_is_due(r));
+    return r->n_drafts == 0 || (r->policy == DI_SPEC_COST && !r->is_drafting && r->n_followed < DI_FOLLOW_MAX &&
+                                CHANGED_SHARE * (int64_t)r->n_changed <= r->n_asked && !di_step_probe_is_due(r));
 }
 
 /* Of drafts and masks the next rows depend on the tokens; so do sequences that go on behind rows of drafts. */

@@ -473,6 +473,10 @@ di_stream *di_forward_stream(di_forward *fw) {
     return fw->stream;
 }
 
+int64_t di_forward_unrecorded(const di_forward *fw) {
+    return fw->n_unrecorded;
+}
+
 di_status di_forward_wait(di_forward *fw, di_error *err) {
     return fw->model->backend.device->stream_sync(fw->stream, err);
 }

@@ -126,7 +126,9 @@ struct di_forward {
     /* Batches of equal shape are recorded once and then run as one (graph.c). */
     di_recording *recordings; /* owned [n_recordings] */
     int32_t n_recordings;
-    bool is_recordable; /* the batch that runs now has a shape that comes again */
+    bool is_recordable;   /* the batch that runs now has a shape that comes again */
+    bool has_others;      /* it has other rows than decoding ones, which are never recorded */
+    int64_t n_unrecorded; /* di_forward_unrecorded */
     /* the batch that runs now */
     di_row_set set[2];
     di_entries entries[3];       /* by ratio */

@@ -57,8 +57,10 @@ static di_status record(di_forward *fw, di_recording *r, int32_t index, di_statu
 
 di_status di_graph_run(di_forward *fw, int32_t kind, int32_t index, di_status (*put)(di_forward *fw, int32_t)) {
     DI_TRY(di_side_join(fw)); /* left by one that failed */
-    if (!fw->is_recordable)
+    if (!fw->is_recordable) {
+        fw->n_unrecorded += fw->has_others && fw->model->backend.device->graph_launch;
         return put(fw, index);
+    }
     const di_rows *rows = &fw->set[0].rows;
     di_recording key = {.kind = kind + index, .n_rows = rows->n_rows, .n_seqs = rows->n_seqs, .slots = fw->slots};
     if (kind == DI_RECORD_FORWARD) {
@@ -67,7 +69,10 @@ di_status di_graph_run(di_forward *fw, int32_t kind, int32_t index, di_status (*
         key.fed = fw->fed;
     }
     di_recording *r = find(fw, &key);
-    if (!r || r->n_runs++ == 0)
+    if (!r)
+        return put(fw, index);
+    fw->n_unrecorded += ++r->n_runs <= 2;
+    if (r->n_runs == 1)
         return put(fw, index);
     if (r->graph)
         return fw->model->backend.device->graph_launch(fw->stream, r->graph, fw->err);

@@ -268,6 +268,9 @@ di_status di_forward_launch(di_forward *fw, const di_batch *batch, float **logit
 di_status di_forward_wait(di_forward *fw, di_error *err);
 /* The stream of a forward, for operations on its logits. */
 di_stream *di_forward_stream(di_forward *fw);
+/* How many forwards and steps of drafting rounds so far took longer than such ones do as a rule, where the device
+ * records batches of decoding rows: the first two of a shape, and forwards that have other rows. */
+int64_t di_forward_unrecorded(const di_forward *fw);
 
 /* Copies whole units (KV pages or state slots) inside one device array: unit `src` to unit `dst`, in list order, after
  * the forwards and rounds that fw ran before and before those that it runs next. DI_ERR_RANGE for a negative id. */

@@ -310,6 +310,7 @@ di_status di_forward_prepare(di_forward *fw, const di_batch *batch) {
         is_decoding = is_decoding && !batch->seqs[s].n_snapshots && batch->seqs[s].page_from <= batch->seqs[s].pos0;
     int32_t padded = is_decoding ? di_graph_rows(fw, (int32_t)n_rows) : 0;
     fw->is_recordable = padded > 0;
+    fw->has_others = !is_decoding;
     padded = DI_MAX(padded, (int32_t)n_rows);
     di_meta_cut(&fw->ml, c, padded, fw->is_recordable ? mo->seqs_max + 1 : batch->n_seqs + 1, fw->blocks_stride,
                 fw->is_recordable ? padded : n_logits);
@@ -381,6 +382,7 @@ di_status di_draft_prepare(di_forward *fw, const di_draft_seq *seqs, int32_t n_s
                        mo->seqs_max, c->draft_block);
     int32_t padded = di_graph_rows(fw, n_seqs); /* sequences of the round */
     fw->is_recordable = padded > 0;
+    fw->has_others = false;
     padded = DI_MAX(padded, n_seqs);
     if (padded > mo->seqs_max)
         padded = n_seqs;

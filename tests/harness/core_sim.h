@@ -31,6 +31,7 @@ typedef struct sim {
     bool follows;                   /* likewise, with draws: forwards may be fed from draws before them */
     int64_t n_fed, n_chained;       /* rows that were; drafts that were made from drafts on the device */
     int64_t n_drawn;                /* by it */
+    bool is_unrecorded;             /* set before sim_core: no forward is one whose time tells anything */
     /* the drafting round */
     bool has_drafts;                          /* set before sim_core: there is a draft module */
     int draft_quality;                        /* of 8 drafts so many are drawn from the right logits */
@@ -247,6 +248,11 @@ static inline di_status sim_wait(void *self, di_error *err) {
     return DI_OK;
 }
 
+static inline int64_t sim_unrecorded(void *self) {
+    const sim *m = self;
+    return m->is_unrecorded ? m->n_forwards : 0;
+}
+
 static inline void sim_open(sim *m, int threads) {
     di_error err = {0};
     *m = (sim){0};
@@ -263,7 +269,8 @@ static inline void sim_close(sim *m) {
 }
 
 static inline di_core *sim_core(sim *m, const di_core_options *options) {
-    di_executor executor = {.self = m, .forward = sim_forward, .sample = m->draws ? sim_sample : NULL};
+    di_executor executor = {
+        .self = m, .forward = sim_forward, .sample = m->draws ? sim_sample : NULL, .n_unrecorded = sim_unrecorded};
     if (m->draws && m->follows) { /* everything that is put on its stream is done at once */
         executor.launch = sim_forward;
         executor.wait = sim_wait;

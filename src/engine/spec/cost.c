@@ -3,7 +3,9 @@
  * A fit keeps second moments by bucket of rows, each with its own forgetting, and solves the four coefficients anew at
  * every step: all subsets of them are tried, and of those without a negative one the best is the exact solution of the
  * non-negative problem. That is fifteen systems of at most four unknowns. Under collinear data (one batch size, or no
- * experts) the smaller subset wins, so that nothing is divided between features that the data can't tell apart. */
+ * experts) the smaller subset wins, so that nothing is divided between features that the data can't tell apart.
+ *
+ * Plain steps have no fit of their own: they are set beside that of the others, bucket by bucket. */
 #include <math.h>
 
 #include "spec.h"
@@ -126,18 +128,27 @@ static double fit_predict(const di_spec_fit *f, const double *x) {
     return sum;
 }
 
-static void fit_learn(di_spec_fit *f, int bucket_idx, const double *x, double ns) {
+/* What a step counts that is off its prediction by a share `off`. */
+static double weight_of(double off) {
+    return fabs(off) > HUBER ? HUBER / fabs(off) : 1;
+}
+
+static double clip(double off) {
+    return DI_MAX(-CLIP, DI_MIN(off, CLIP));
+}
+
+/* Returns the factor by which the machine has been found to be slower than before: 1 but for changes. */
+static double fit_learn(di_spec_fit *f, int bucket_idx, const double *x, double ns) {
     di_spec_bucket *bucket = &f->buckets[bucket_idx];
-    double weight = 1, measure = ns;
+    double weight = 1, measure = ns, factor = 1;
     /* A size that is new has a prediction from other sizes alone: nothing that could call the step an outlier. */
     if (bucket->weight >= TRUSTED) {
         double predicted = fit_predict(f, x);
         if (predicted > 0) {
-            double off = ns / predicted - 1, clipped = DI_MAX(-CLIP, DI_MIN(off, CLIP));
-            double log_off = log(ns / predicted);
-            f->drift += DRIFT * (DI_MAX(-CLIP, DI_MIN(log_off, CLIP)) - f->drift);
-            weight = fabs(off) > HUBER ? HUBER / fabs(off) : 1;
-            ns = predicted * (1 + clipped);
+            double off = ns / predicted - 1;
+            f->drift += DRIFT * (clip(log(ns / predicted)) - f->drift);
+            weight = weight_of(off);
+            ns = predicted * (1 + clip(off));
             measure = predicted;
         }
     }
@@ -156,7 +167,7 @@ static void fit_learn(di_spec_fit *f, int bucket_idx, const double *x, double ns
     if (fabs(f->drift) > DRIFT_MAX)
         f->settling = SETTLING_STEPS;
     if (fabs(f->drift) > (f->settling > 0 ? DRIFT_SETTLING : DRIFT_MAX)) {
-        double factor = exp(f->drift);
+        factor = exp(f->drift);
         for (int k = 0; k < DI_SPEC_BUCKETS; k++)
             for (int i = 0; i < DI_SPEC_FEATURES; i++)
                 f->buckets[k].xy[i] *= factor;
@@ -164,6 +175,7 @@ static void fit_learn(di_spec_fit *f, int bucket_idx, const double *x, double ns
     }
     f->n_steps++;
     fit_solve(f);
+    return factor;
 }
 
 void di_spec_cost_init(di_spec_cost *c, const di_spec_experts *step, const di_spec_experts *draft, int32_t n_drafts,
@@ -191,7 +203,33 @@ void di_spec_cost_learn_step(di_spec_cost *c, int64_t n_rows, int64_t context, i
         return;
     double x[DI_SPEC_FEATURES];
     step_features(c, n_rows, context, x);
-    fit_learn(&c->step, bucket_of(n_rows), x, (double)step_ns);
+    double factor = fit_learn(&c->step, bucket_of(n_rows), x, (double)step_ns);
+    for (int k = 0; k < DI_SPEC_BUCKETS; k++)
+        c->plain[k].ns *= factor;
+}
+
+/* By how much a bucket's plain steps are below the prediction, on average. */
+static double plain_saves(const di_spec_cost *c, int bucket_idx) {
+    const di_spec_plain *p = &c->plain[bucket_idx];
+    return (fit_predict(&c->step, p->x) - p->ns) / p->x[0];
+}
+
+void di_spec_cost_learn_plain(di_spec_cost *c, int64_t n_rows, int64_t context, int64_t step_ns) {
+    if (n_rows <= 0 || n_rows > c->rows_max || step_ns <= 0)
+        return;
+    int k = bucket_of(n_rows);
+    di_spec_plain *p = &c->plain[k];
+    double x[DI_SPEC_FEATURES], weight = 1, ns = (double)step_ns;
+    step_features(c, n_rows, context, x);
+    double predicted = p->x[0] >= TRUSTED ? fit_predict(&c->step, x) - plain_saves(c, k) : 0;
+    if (predicted > 0) {
+        double off = ns / predicted - 1;
+        weight = weight_of(off);
+        ns = predicted * (1 + clip(off));
+    }
+    for (int i = 0; i < DI_SPEC_FEATURES; i++)
+        p->x[i] = p->x[i] * FADE + weight * x[i];
+    p->ns = p->ns * FADE + weight * ns;
 }
 
 void di_spec_cost_learn_draft(di_spec_cost *c, int32_t n_seqs, int64_t draft_ns) {
@@ -216,6 +254,26 @@ double di_spec_cost_draft_ns(const di_spec_cost *c, int32_t n_seqs) {
     double x[DI_SPEC_FEATURES];
     draft_features(c, n_seqs, x);
     return fit_predict(&c->draft, x);
+}
+
+bool di_spec_cost_plain_is_seen(const di_spec_cost *c, int64_t n_rows) {
+    return n_rows > 0 && c->plain[bucket_of(n_rows)].x[0] >= TRUSTED;
+}
+
+double di_spec_cost_plain_saves_ns(const di_spec_cost *c, int64_t n_rows, int64_t context) {
+    if (n_rows <= 0)
+        return 0;
+    int at = bucket_of(n_rows);
+    for (int away = 0; away < DI_SPEC_BUCKETS; away++) {
+        for (int side = -1; side <= 1; side += 2) { /* the smaller size first */
+            int k = at + side * away;
+            if (k < 0 || k >= DI_SPEC_BUCKETS || c->plain[k].x[0] < TRUSTED)
+                continue;
+            double limit = CLIP * di_spec_cost_step_ns(c, n_rows, context);
+            return DI_MAX(-limit, DI_MIN(plain_saves(c, k), limit));
+        }
+    }
+    return 0;
 }
 
 bool di_spec_cost_is_ready(const di_spec_cost *c) {

@@ -20,6 +20,10 @@
 #define TIMID_CHANCE 0.8f /* while the cost model is not ready */
 #define TIMID_DRAFTS 2
 #define TIMID_SEQS 4
+#define PLAIN_GAIN_UNSEEN 2.0 /* no more can be saved, as the model has it */
+#define PLAIN_GAIN 1.25
+#define PLAIN_EVERY 1024
+#define PLAIN_WAIT 64
 
 _Static_assert(DI_SPEC_DRAFTS_MAX <= 1 << DRAFT_BITS, "a draft's index fits its bits");
 _Static_assert(DI_SPEC_SEQS_MAX <= 1 << (KEY_SHIFT - DRAFT_BITS), "an element's index fits below its key");
@@ -391,10 +395,18 @@ void di_spec_plan_make(const di_spec_ask *ask, int32_t *n_verify, di_spec_plan *
     }
 }
 
-bool di_spec_drafting_pays(const di_spec_ask *ask, int32_t *n_verify) {
+double di_spec_drafting_gain(const di_spec_ask *ask, int32_t *n_verify) {
     if (ask->policy != DI_SPEC_COST || !di_spec_cost_is_ready(ask->cost) || !di_spec_cost_draft_is_ready(ask->cost))
-        return true;
+        return INFINITY;
     di_spec_plan plan;
     di_spec_plan_make(ask, n_verify, &plan);
-    return plan.n_drafts > 0;
+    return plan.n_drafts > 0 ? plan.tokens / plan.ns * plan.plain_ns / ask->n_seqs : 1;
+}
+
+bool di_spec_plain_is_due(const di_spec_cost *c, int64_t n_rows, double gain, int64_t n_since, int64_t n_since_try) {
+    if (n_since_try < PLAIN_WAIT)
+        return false;
+    if (!di_spec_cost_plain_is_seen(c, n_rows))
+        return gain < PLAIN_GAIN_UNSEEN;
+    return gain < PLAIN_GAIN && n_since >= PLAIN_EVERY;
 }

@@ -52,11 +52,22 @@ typedef struct di_spec_experts { /* of the backbone, or of the draft module; zer
     double n_chosen;             /* k */
 } di_spec_experts;
 
+/* Where nothing is drafted, a device may run a step behind the one before without the host, and less may be done in it.
+ * Such plain steps are another kind, and in one fit with the others they would pass for what rows cost: batches are
+ * small in the one kind and large in the other. So they are kept apart, and what counts is by how much they differ from
+ * what the fit says of as many rows: near the size that was seen that is exact, however wrong the fit is there, and
+ * elsewhere rows cost what they cost in any step. */
+typedef struct di_spec_plain {  /* plain steps of about as many rows: sums with weights */
+    double x[DI_SPEC_FEATURES]; /* of the features; the first one is 1, so that its sum is the weight */
+    double ns;
+} di_spec_plain;
+
 typedef struct di_spec_cost {
     di_spec_experts step_experts, draft_experts;
     int32_t n_drafts; /* K: rows of a sequence in a drafting round */
     int64_t rows_max; /* steps of more rows are not learnt from: long prompt chunks run at other rates */
     di_spec_fit step, draft;
+    di_spec_plain plain[DI_SPEC_BUCKETS];
 } di_spec_cost;
 
 /* Experts that n_rows touch, in all layers. */
@@ -69,12 +80,19 @@ void di_spec_cost_init(di_spec_cost *c, const di_spec_experts *step, const di_sp
  * context lengths (position + 1). A few steps of 1, 2, 4, .. rows that are measured at start are given here like any
  * other and make the model ready. Times and rows that are not above 0 are ignored. */
 void di_spec_cost_learn_step(di_spec_cost *c, int64_t n_rows, int64_t context, int64_t step_ns);
+/* What a plain step took, from the tokens of the step before to its own. */
+void di_spec_cost_learn_plain(di_spec_cost *c, int64_t n_rows, int64_t context, int64_t step_ns);
 /* What a drafting round of n_seqs sequences took. */
 void di_spec_cost_learn_draft(di_spec_cost *c, int32_t n_seqs, int64_t draft_ns);
 
 /* Predictions in ns; 0 for 0 rows or sequences, and before anything was learnt. */
 double di_spec_cost_step_ns(const di_spec_cost *c, int64_t n_rows, int64_t context);
 double di_spec_cost_draft_ns(const di_spec_cost *c, int32_t n_seqs);
+/* By how much a plain step is below the prediction for its rows, by plain steps of the nearest size that was seen;
+ * below 0 where they take longer. Within half of the prediction; 0 where no plain step was seen. */
+double di_spec_cost_plain_saves_ns(const di_spec_cost *c, int64_t n_rows, int64_t context);
+/* Whether plain steps of about as many rows were seen. */
+bool di_spec_cost_plain_is_seen(const di_spec_cost *c, int64_t n_rows);
 /* Whether steps were seen often enough, and at two sizes at least, that a prediction of another size means something.
  * The drafting round needs to have been seen three times. */
 bool di_spec_cost_is_ready(const di_spec_cost *c);
@@ -154,7 +172,8 @@ typedef struct di_spec_ask {
     /* DI_SPEC_COST */
     const di_spec_cost *cost;
     int64_t other_rows, other_context; /* of prompts in the same step */
-    double always_ns; /* time that every plan adds: of a drafting round that follows in any case, of the host */
+    double always_ns; /* time that every plan adds: of a drafting round that follows in any case, of the host. May be
+                         below 0 */
     double drafts_ns; /* time that a plan adds if it verifies any draft */
     double gain_min;  /* a plan with drafts must be this much better than the one without: 0.02 is 2 % */
     double rate_hint; /* tokens / ns of the last plan, to start from; 0: none. Saves time, not more */
@@ -197,10 +216,18 @@ size_t di_spec_scratch_bytes(int32_t n_seqs, int32_t n_drafts);
  * drafts of the sequence have been worth on average (di_spec_guard_confidence), which older rounds alone decide. */
 void di_spec_plan_make(const di_spec_ask *ask, int32_t *n_verify, di_spec_plan *plan);
 
-/* Whether the drafting round after this step pays: the plan is made for seqs whose confidences are what drafts of the
- * sequence have been worth on average (di_spec_guard_confidence), with the round's predicted time in drafts_ns, over a
- * model that is ready. True before it is. Uses n_verify [n_seqs] as room. */
-bool di_spec_drafting_pays(const di_spec_ask *ask, int32_t *n_verify);
+/* What the drafting round after this step brings: tokens per time with it over that without, 1 where no drafts are
+ * better. The plan is made for seqs whose confidences are what drafts of the sequence have been worth on average
+ * (di_spec_guard_confidence), with the round's predicted time in drafts_ns, over a model that is ready. What a plain
+ * step saves is taken from always_ns and added to drafts_ns. Infinite before the model is ready. Uses n_verify [n_seqs]
+ * as room. */
+double di_spec_drafting_gain(const di_spec_ask *ask, int32_t *n_verify);
+
+/* Whether a few plain steps are due though drafting brings `gain`, since what they save may be worth more: where none
+ * of about n_rows rows was seen and the gain is below 2, which is all that they can save; and where none was seen for
+ * 1024 steps and the gain is below 1.25. At most once in 64 steps: steps may be unable to follow. n_since and
+ * n_since_try count steps since the last plain one, and since this was last true. */
+bool di_spec_plain_is_due(const di_spec_cost *c, int64_t n_rows, double gain, int64_t n_since, int64_t n_since_try);
 
 /* ---- guard of a sequence ------------------------------------------------------------------------------------------
  *

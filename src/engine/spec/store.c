@@ -14,7 +14,7 @@
 
 #include "spec.h"
 
-#define VERSION 1                    /* of the layout, and of what its numbers mean to cost.c and calibrate.c */
+#define VERSION 2                    /* of the layout, and of what its numbers mean to cost.c and calibrate.c */
 #define NS_MAX 9223372036854775808.0 /* no time that is given to the model is longer */
 #define COUNT_MAX ((int64_t)1 << 62) /* leaves room to go on counting */
 #define DRIFT_MAX 0.5                /* spec.h: a mean of what is within this */
@@ -31,7 +31,8 @@ enum {
     DATA_AT,
     BUCKET_WORDS = 1 + DI_SPEC_FEATURES * (DI_SPEC_FEATURES + 1) / 2 + DI_SPEC_FEATURES,
     FIT_WORDS = DI_SPEC_BUCKETS * BUCKET_WORDS + DI_SPEC_FEATURES + 3,
-    COST_WORDS = 2 * 3 + 2 + 2 * FIT_WORDS,
+    PLAIN_WORDS = DI_SPEC_BUCKETS * (DI_SPEC_FEATURES + 1),
+    COST_WORDS = 2 * 3 + 2 + 2 * FIT_WORDS + PLAIN_WORDS,
     CALIBRATION_WORDS = 2 + 5 * DI_SPEC_DRAFTS_MAX + 3 * DI_SPEC_BINS,
     CHECKSUM_AT = DATA_AT + COST_WORDS + CALIBRATION_WORDS,
     FILE_WORDS
@@ -118,6 +119,11 @@ static void walk_cost(walk *w, di_spec_cost *c) {
     walk_int(w, &c->rows_max, 1, INT64_MAX);
     walk_fit(w, &c->step);
     walk_fit(w, &c->draft);
+    for (int k = 0; k < DI_SPEC_BUCKETS; k++) {
+        for (int i = 0; i < DI_SPEC_FEATURES; i++)
+            walk_real(w, &c->plain[k].x[i], 0, DBL_MAX);
+        walk_real(w, &c->plain[k].ns, 0, DBL_MAX);
+    }
 }
 
 static void walk_calibration(walk *w, di_spec_calibration *c) {

@@ -306,6 +306,65 @@ static void a_table_may_be_too_short(void **state) {
     }
 }
 
+/* ---- when drafts are decided on -----------------------------------------------------------------------------------
+ */
+
+/* Nothing but what is given of step times. The runner is idle between requests. */
+static void forget_times(bench *b) {
+    di_spec_cost *cost = &b->core->runner.cost;
+    di_spec_experts step = cost->step_experts, draft = cost->draft_experts;
+    di_spec_cost_init(cost, &step, &draft, cost->n_drafts, cost->rows_max);
+}
+
+/* As long as nothing is known, drafts are worth trying: an answer shorter than the steps that may follow in a row has
+ * them too, also behind one that ended. */
+static void an_answer_drafts_from_its_first_token(void **state) {
+    (void)state;
+    di_core_options o = options_of(5, DI_SPEC_COST);
+    bench *b = open_drawing(&o, 8, true);
+    for (int i = 0; i < 3; i++) {
+        int64_t n_before = b->m.n_rounds;
+        forget_times(b);
+        call_make_drawn(&b->calls[i], 20, 12, (uint64_t)i, 1);
+        b->calls[i].sub.sampling.ignore_eos = true;
+        call_start(b->core, &b->calls[i]);
+        core_run(b->core);
+        call_check_alone(&b->calls[i]);
+        assert_true(b->m.n_rounds - n_before >= 2);
+    }
+    bench_close(b);
+}
+
+/* Steps that follow, those that draft, and those whose time is none that comes again, are told apart. */
+static void times_of_one_kind_are_learnt_together(void **state) {
+    (void)state;
+    for (int is_unrecorded = 0; is_unrecorded <= 1; is_unrecorded++) {
+        di_core_options o = options_of(5, DI_SPEC_COST);
+        bench *b = calloc(1, sizeof *b);
+        assert_non_null(b);
+        sim_open(&b->m, 1);
+        b->m.draws = b->m.follows = b->m.has_drafts = true;
+        b->m.draft_quality = 4;
+        b->m.is_unrecorded = is_unrecorded;
+        b->core = sim_core(&b->m, &o);
+        di_spec_cost *cost = &b->core->runner.cost;
+        for (int k = 0; k < 8; k++) { /* drafts are hopeless, so that all but probes follows */
+            di_spec_cost_learn_step(cost, 1 + k % 2, 20, 1000000 * (1 + k % 2));
+            di_spec_cost_learn_draft(cost, 1, 1000000000);
+        }
+        call_make_drawn(&b->calls[0], 20, 200, 1, 1);
+        b->calls[0].sub.sampling.ignore_eos = true;
+        call_start(b->core, &b->calls[0]);
+        core_run(b->core);
+        call_check_alone(&b->calls[0]);
+        assert_true(b->m.n_fed > 100);
+        assert_int_equal(di_spec_cost_plain_is_seen(cost, 1), !is_unrecorded);
+        int64_t n_learnt = cost->step.n_steps - 8;
+        assert_true(is_unrecorded ? n_learnt == 0 : n_learnt > 0 && n_learnt < 20);
+        bench_close(b);
+    }
+}
+
 /* ---- kept between runs --------------------------------------------------------------------------------------------
  */
 
@@ -465,6 +524,8 @@ static void an_end_mark_ends_what_is_constrained(void **state) {
 DI_TEST_GROUP(core_rejection, cmocka_unit_test(rejection_keeps_the_distribution),
               cmocka_unit_test(rejection_without_chance_is_the_same));
 DI_TEST_GROUP(core_drawing, cmocka_unit_test(drawing_on_the_device_is_the_same));
+DI_TEST_GROUP(core_drafting, cmocka_unit_test(an_answer_drafts_from_its_first_token),
+              cmocka_unit_test(times_of_one_kind_are_learnt_together));
 DI_TEST_GROUP(core_step_times, cmocka_unit_test(measuring_leaves_nothing_behind),
               cmocka_unit_test(a_table_may_be_too_short), cmocka_unit_test(step_times_outlive_an_engine));
 DI_TEST_GROUP(core_constraint, cmocka_unit_test(certain_tokens_come_along), cmocka_unit_test(a_constraint_fails_alone),

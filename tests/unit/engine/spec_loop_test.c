@@ -13,6 +13,7 @@ typedef struct world {
     double hold_low, hold_high;        /* a draft holds with a chance somewhere between these */
     double temperature;                /* the model's confidence is this much sharper than the truth */
     double noise;
+    double plain; /* a step takes so much less where neither it nor the one before has drafts */
 } world;
 
 static const di_spec_experts experts = {.n_layers = 10, .n_experts = 64, .n_chosen = 4};
@@ -69,7 +70,7 @@ static double run_fixed(const world *w, int n_seqs, int n_fixed, uint64_t seed) 
             draft(w, &d, &rng);
             tokens += 1 + accepted(&d, n_fixed, &rng);
         }
-        ns += step_ns(w, rows, rows * 500) + (n_fixed ? draft_ns(w, n_seqs) : 0);
+        ns += step_ns(w, rows, rows * 500) + (n_fixed ? draft_ns(w, n_seqs) : -w->plain);
     }
     return tokens / ns;
 }
@@ -100,6 +101,8 @@ static double run_scheduled(const world *w, int n_seqs, uint64_t seed) {
                        .gain_min = 0.01,
                        .scratch = scratch};
     double tokens = 0, ns = 0;
+    bool is_drafting = true;
+    int last_plain = 0, last_try = 0, n_tries = 0;
     for (int step = 0; step < STEPS + WARM; step++) {
         int32_t lengths[SEQS];
         int n_with = 0;
@@ -113,12 +116,19 @@ static double run_scheduled(const world *w, int n_seqs, uint64_t seed) {
             ask_seqs[i] = (di_spec_seq){
                 .n_drafts = DRAFTS, .may_speculate = may[i], .n_context = 500, .confidence = confidence[i]};
         }
-        ask.always_ns = 0;
-        ask.drafts_ns = di_spec_cost_draft_ns(&cost, n_may);
-        bool pays = n_may > 0 && di_spec_drafting_pays(&ask, lengths);
+        double saves_ns = di_spec_cost_plain_saves_ns(&cost, n_seqs, (int64_t)n_seqs * 501);
+        ask.always_ns = -saves_ns;
+        ask.drafts_ns = di_spec_cost_draft_ns(&cost, n_may) + saves_ns;
+        double gain = n_may > 0 ? di_spec_drafting_gain(&ask, lengths) : 1;
+        bool pays = gain > 1;
+        if (pays && w->plain > 0 && di_spec_plain_is_due(&cost, n_seqs, gain, step - last_plain, step - last_try)) {
+            last_try = step;
+            n_tries = 4;
+        }
+        pays = pays && n_tries-- <= 0;
         double round_ns = pays ? draft_ns(w, n_may) : 0;
         /* The step itself. */
-        ask.always_ns = pays ? ask.drafts_ns : 0;
+        ask.always_ns = pays ? di_spec_cost_draft_ns(&cost, n_may) : 0;
         ask.drafts_ns = 0;
         for (int i = 0; i < n_seqs; i++) {
             di_spec_calibrate(&calibration, DRAFTS, seqs[i].raw, confidence[i]);
@@ -131,7 +141,9 @@ static double run_scheduled(const world *w, int n_seqs, uint64_t seed) {
         int64_t rows = n_seqs + plan.n_drafts;
         double rate = plan.plain_ns > 0 ? n_seqs / plan.plain_ns : 0;
         double share = n_with ? rate * di_spec_cost_draft_ns(&cost, n_with) / n_with : 0;
-        double spent = step_ns(w, rows, rows * 500);
+        bool is_plain = w->plain > 0 && !pays && !is_drafting;
+        is_drafting = pays;
+        double spent = step_ns(w, rows, rows * 500) - (is_plain ? w->plain : 0);
         for (int i = 0; i < n_seqs; i++) {
             int n = accepted(&seqs[i], lengths[i], &rng);
             tokens += step >= WARM ? 1 + n : 0;
@@ -144,7 +156,12 @@ static double run_scheduled(const world *w, int n_seqs, uint64_t seed) {
             else if (may[i])
                 di_spec_guard_idle(&seqs[i].guard);
         }
-        di_spec_cost_learn_step(&cost, rows, rows * 500, (int64_t)measured(w, spent, &rng));
+        int64_t spent_ns = (int64_t)measured(w, spent, &rng);
+        last_plain = is_plain ? step : last_plain;
+        if (is_plain)
+            di_spec_cost_learn_plain(&cost, rows, rows * 500, spent_ns);
+        else
+            di_spec_cost_learn_step(&cost, rows, rows * 500, spent_ns);
         if (pays)
             di_spec_cost_learn_draft(&cost, n_may, (int64_t)measured(w, round_ns, &rng));
         ns += step >= WARM ? spent + round_ns : 0;
@@ -155,14 +172,17 @@ static double run_scheduled(const world *w, int n_seqs, uint64_t seed) {
 static void is_never_a_loss(void **state) {
     (void)state;
     const world worlds[] = {
-        {"rows are free", 1e7, 1e4, 0, 0, 1e6, 1e4, 0.6, 0.95, 1, 0.02},
-        {"rows are free, poor drafts", 1e7, 1e4, 0, 0, 1e6, 1e4, 0.02, 0.1, 1, 0.02},
-        {"rows are all", 1e5, 1e6, 0, 0, 2e5, 1e5, 0.6, 0.95, 1, 0.02},
-        {"rows are all, poor drafts", 1e5, 1e6, 0, 0, 2e5, 1e5, 0.02, 0.3, 1, 0.02},
-        {"experts are all", 1e6, 1e4, 2e4, 0, 1e6, 1e5, 0.5, 0.95, 1, 0.05},
-        {"experts, sharp confidence", 1e6, 1e4, 2e4, 0, 1e6, 1e5, 0.3, 0.95, 2.5, 0.05},
-        {"context matters", 1e6, 1e5, 1e4, 100, 5e5, 1e5, 0.3, 0.95, 1, 0.05},
-        {"drafting is dear", 1e6, 1e5, 1e4, 0, 8e6, 2e6, 0.6, 0.95, 1, 0.05},
+        {"rows are free", 1e7, 1e4, 0, 0, 1e6, 1e4, 0.6, 0.95, 1, 0.02, 0},
+        {"rows are free, poor drafts", 1e7, 1e4, 0, 0, 1e6, 1e4, 0.02, 0.1, 1, 0.02, 0},
+        {"rows are all", 1e5, 1e6, 0, 0, 2e5, 1e5, 0.6, 0.95, 1, 0.02, 0},
+        {"rows are all, poor drafts", 1e5, 1e6, 0, 0, 2e5, 1e5, 0.02, 0.3, 1, 0.02, 0},
+        {"experts are all", 1e6, 1e4, 2e4, 0, 1e6, 1e5, 0.5, 0.95, 1, 0.05, 0},
+        {"experts, sharp confidence", 1e6, 1e4, 2e4, 0, 1e6, 1e5, 0.3, 0.95, 2.5, 0.05, 0},
+        {"context matters", 1e6, 1e5, 1e4, 100, 5e5, 1e5, 0.3, 0.95, 1, 0.05, 0},
+        {"drafting is dear", 1e6, 1e5, 1e4, 0, 8e6, 2e6, 0.6, 0.95, 1, 0.05, 0},
+        {"following saves a little", 1.5e6, 4.5e3, 0, 0.1, 4e5, 6e3, 0.5, 0.9, 1, 0.03, 1e5},
+        {"following saves much", 1.5e6, 4.5e3, 0, 0.1, 4e5, 6e3, 0.5, 0.9, 1, 0.03, 6e5},
+        {"following saves more than drafts", 1.5e6, 1.5e4, 0, 0.1, 1.2e6, 1e4, 0.5, 0.8, 1, 0.03, 6e5},
     };
     bool is_fine = true;
     for (size_t k = 0; k < sizeof worlds / sizeof *worlds; k++) {

@@ -38,6 +38,7 @@ static void learnt_go_on(learnt *l, uint64_t *rng, int n_steps, double factor) {
         double ns = 3e6 + 2e5 * (double)rows + 3e4 * touched + 7 * (double)context;
         di_spec_cost_learn_step(&l->cost, rows, context, (int64_t)(noise * ns));
         di_spec_cost_learn_draft(&l->cost, seqs, (int64_t)(noise * (1e6 + 1e5 * seqs)));
+        di_spec_cost_learn_plain(&l->cost, rows, context, (int64_t)(noise * (ns - 1e6)));
         float raw[DRAFTS];
         for (int j = 0; j < DRAFTS; j++)
             raw[j] = (float)di_test_random_unit(rng);
@@ -52,6 +53,9 @@ static void assert_same(const learnt *a, const learnt *b) {
     for (int64_t rows = 1; rows <= ROWS_MAX; rows++)
         assert_true(di_spec_cost_step_ns(&a->cost, rows, rows * 777) ==
                     di_spec_cost_step_ns(&b->cost, rows, rows * 777));
+    for (int64_t rows = 1; rows <= ROWS_MAX; rows++)
+        assert_true(di_spec_cost_plain_saves_ns(&a->cost, rows, rows * 777) ==
+                    di_spec_cost_plain_saves_ns(&b->cost, rows, rows * 777));
     for (int32_t seqs = 1; seqs <= 16; seqs++)
         assert_true(di_spec_cost_draft_ns(&a->cost, seqs) == di_spec_cost_draft_ns(&b->cost, seqs));
     assert_int_equal(di_spec_cost_is_ready(&a->cost), di_spec_cost_is_ready(&b->cost));
