@@ -23,8 +23,8 @@ enum {
 };
 static const size_t pack_bytes_max = (size_t)64 << 20; /* packed activations; more rows go in several launches */
 
-/* Blocks that have added their piece to scratch, by tile and warpgroup, of streams and of their sides; whoever comes last
- * puts it back to 0. */
+/* Blocks that have added their piece to scratch, by tile and warpgroup, of streams and of their sides; whoever comes
+ * last puts it back to 0. */
 __device__ static unsigned gemm_arrivals[2][2 * PARTIALS];
 
 /* ---- the narrow form --------------------------------------------------------------------------------------------- */
