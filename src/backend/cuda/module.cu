@@ -14,7 +14,7 @@ extern const di_device_ops di_cuda_device_ops;
         }                                                                                                              \
         di_cuda_turn_end(stream);                                                                                      \
         if (st)                                                                                                        \
-            di_cuda_owner(stream)->refused = #f;                                                                                      \
+            di_cuda_owner(stream)->refused = #f;                                                                       \
         return st;                                                                                                     \
     }
 DI_OPS_LIST(RUN)
