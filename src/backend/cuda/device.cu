@@ -492,8 +492,9 @@ static di_status cuda_event_wait(di_event *event, di_error *err) {
 
 static bool cuda_event_elapsed(const di_event *from, const di_event *to, int64_t *ns) {
     float ms = 0;
-    if (cudaEventElapsedTime(&ms, from->event, to->event)) {
-        (void)cudaGetLastError(); /* that it has not come is no failure */
+    /* Asked first: that an event has not come is no failure, but elapsed time would report it as one. */
+    if (cudaEventQuery(to->event) || cudaEventElapsedTime(&ms, from->event, to->event)) {
+        (void)cudaGetLastError();
         return false;
     }
     *ns = (int64_t)((double)ms * 1e6);
