@@ -405,13 +405,15 @@ static di_status cuda_stream_create(di_device *dev, di_stream **out, di_error *e
 static void cuda_stream_destroy(di_stream *stream) {
     if (!stream)
         return;
-    cuda_stream_destroy(stream->side);
     auto *turn = &turns[stream->dev->ordinal];
     (void)cudaSetDevice(stream->dev->ordinal);
     (void)cudaStreamSynchronize(stream->stream);
+    if (stream->side)
+        (void)cudaStreamSynchronize(stream->side->stream);
     pthread_mutex_lock(&turn->lock);
     turn->stream = turn->stream == stream ? NULL : turn->stream;
     pthread_mutex_unlock(&turn->lock);
+    cuda_stream_destroy(stream->side); /* whoever has the next turn does not look at it any more */
     (void)cudaEventDestroy(stream->ends);
     (void)cudaStreamDestroy(stream->stream);
     free(stream);
