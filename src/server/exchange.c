@@ -293,7 +293,9 @@ static bool dispatch(di_exchange *x) {
     x->connection->reading_ns = 0;
     pthread_mutex_unlock(&server->connections_mutex);
     if (x->status) {
+        pthread_mutex_lock(&x->mutex); /* di_server_destroy may look */
         x->state = DI_ANSWERED;
+        pthread_mutex_unlock(&x->mutex);
         return false;
     }
     if (!(x->route->flags & DI_ROUTE_WORK)) {
