@@ -441,11 +441,12 @@ static di_status put_forward(di_forward *fw, int32_t index) {
     DI_TRY(di_forward_start(fw, di_act_of(fw, trunk, fw->set[0].rows.n_rows, (int64_t)c->hc_mult * c->hidden), &pre));
     for (int32_t l = 0; l < c->n_layers; l++) {
         bool compressed_done = false;
-        if (l == 0 && di_config_engram_index(c, 0) >= 0)
-            DI_TRY(di_block_engram_rows(fw, 0, set));
-        if (di_config_engram_index(c, l) >= 0)
+        if (di_config_engram_index(c, l) >= 0) {
+            if (l == 0) /* else the layer before has brought them */
+                DI_TRY(di_block_engram_rows(fw, l, set));
             DI_TRY(di_block_engram(fw, l,
                                    di_act_of(fw, trunk, fw->set[set].rows.n_rows, (int64_t)c->hc_mult * c->hidden)));
+        }
         if (l == c->first_consumer) {
             set = 1;
             if (fw->compact) {

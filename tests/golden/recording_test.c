@@ -1,6 +1,9 @@
 /* Recorded forwards: a backend that records the CPU's operations and plays them again, as a GPU's graphs do, with their
  * arguments as they were. What comes out of a batch that was filled up and played has the bits of the plain run, and so
- * have pages and rings: so shape alone decides which recording serves, and the rows that fill up leave no trace. */
+ * have pages and rings: so shape alone decides which recording serves, and the rows that fill up leave no trace.
+ *
+ * With side streams, what goes to a side is done as late as it may be, when the stream follows it: whoever reads a
+ * result of it before, or overwrites what it reads, changes bits. */
 #include "harness.h"
 #include "model/model_internal.h"
 #include "rig.h"
@@ -26,22 +29,28 @@ struct di_graph {
 static const di_backend *cpu;
 static di_graph *recorder; /* NULL: not recording */
 static int n_launched;
+static di_device *cpu_device;
+static di_stream *side; /* NULL: none was asked for */
+static di_graph beside; /* what it was given and has not done */
+static int n_beside;    /* calls that it did */
+static float *collapse; /* room for what nobody keeps */
 
 /* Operations that have rows, each in the first field of its arguments. */
 #define HAS_ROWS(f)                                                                                                    \
     (strcmp(#f, "ring_store") == 0 || strcmp(#f, "compress_pool") == 0 || strcmp(#f, "page_store") == 0 ||             \
      strcmp(#f, "index_select") == 0 || strcmp(#f, "attention") == 0)
 
-#define OP(f)                                                                                                          \
+#define NOTED(f, does)                                                                                                 \
     static di_status play_##f(di_stream *stream, void *args) {                                                         \
-        return cpu->ops->f(stream, args);                                                                              \
+        return does(stream, args);                                                                                     \
     }                                                                                                                  \
     static di_status note_##f(di_stream *stream, const di_##f##_args *args) {                                          \
-        if (!recorder)                                                                                                 \
-            return cpu->ops->f(stream, args);                                                                          \
+        di_graph *to = side && stream == side ? &beside : recorder;                                                    \
+        if (!to)                                                                                                       \
+            return does(stream, args);                                                                                 \
         _Static_assert(sizeof *args <= CALL_BYTES, "room for the arguments");                                          \
-        assert_true(recorder->n_calls < CALLS_MAX);                                                                    \
-        call *c = &recorder->calls[recorder->n_calls++];                                                               \
+        assert_true(to->n_calls < CALLS_MAX);                                                                          \
+        call *c = &to->calls[to->n_calls++];                                                                           \
         c->run = play_##f;                                                                                             \
         memcpy(c->args.bytes, args, sizeof *args);                                                                     \
         c->has_rows = HAS_ROWS(f);                                                                                     \
@@ -49,11 +58,79 @@ static int n_launched;
             memcpy(&c->rows, *(const di_rows *const *)(const void *)args, sizeof c->rows);                             \
         return DI_OK;                                                                                                  \
     }
+#define OP(f) NOTED(f, cpu->ops->f)
 DI_OPS_LIST(OP)
+
+static di_status play(di_stream *stream, const call *calls, int n) {
+    for (int i = 0; i < n; i++) {
+        call c = calls[i];
+        const di_rows *rows = &c.rows;
+        if (c.has_rows)
+            memcpy(c.args.bytes, &rows, sizeof rows);
+        di_status st = c.run(stream, c.args.bytes);
+        if (st)
+            return st;
+    }
+    return DI_OK;
+}
+
+/* What hc_step stands for (ops.h), so that the mixes are left over for a side. */
+static di_status step_by_step(di_stream *stream, const di_hc_step_args *a) {
+    const di_ops *ops = cpu->ops;
+    assert_null(a->z.data);
+    di_act z = a->out;
+    z.data = collapse;
+    if (a->f.data)
+        assert_int_equal(
+            ops->hc_post(stream, &(di_hc_post_args){.x = a->x, .f = a->f, .m = a->m, .post = a->post, .comb = a->comb}),
+            DI_OK);
+    assert_int_equal(ops->hc_mix(stream, &(di_hc_mix_args){.x = a->x, .m = a->m, .pre_in = a->pre_in, .z = z}), DI_OK);
+    assert_int_equal(
+        ops->rms_norm(stream, &(di_rms_norm_args){.x = z, .out = a->out, .weight = a->weight, .eps = a->eps}), DI_OK);
+    return a->codes.data ? ops->quant(stream, &(di_quant_args){.x = a->out, .out = a->codes}) : DI_OK;
+}
+NOTED(hc_step, step_by_step)
+
+/* The other half of hc_mix: the CPU's makes the collapse too. */
+static di_status mixes_alone(di_stream *stream, const di_hc_mix_args *a) {
+    di_hc_mix_args args = *a;
+    if (!args.z.data) {
+        int64_t h = a->x.n_cols / a->m;
+        args.z = (di_act){.dtype = a->x.dtype, .n_rows = a->x.n_rows, .n_cols = h, .stride = h, .data = collapse};
+    }
+    return note_hc_mix(stream, &args);
+}
+
+static di_status make_side(di_stream *stream, di_stream **out, di_error *err) {
+    (void)stream;
+    assert_null(side);
+    beside.calls = calloc(CALLS_MAX, sizeof *beside.calls);
+    assert_non_null(beside.calls);
+    di_status st = cpu->device->stream_create(cpu_device, &side, err);
+    *out = side;
+    return st;
+}
+
+/* The stream follows its side: all that is left is done, or recorded. */
+static di_status follow(di_stream *stream, di_stream *other, di_error *err) {
+    (void)err;
+    if (other != side)
+        return DI_OK;
+    int n = beside.n_calls;
+    n_beside += n;
+    beside.n_calls = 0;
+    if (!recorder)
+        return play(stream, beside.calls, n);
+    assert_true(recorder->n_calls + n <= CALLS_MAX);
+    memcpy(recorder->calls + recorder->n_calls, beside.calls, (size_t)n * sizeof *beside.calls);
+    recorder->n_calls += n;
+    return DI_OK;
+}
 
 static di_status begin(di_stream *stream, di_error *err) {
     (void)stream, (void)err;
     assert_null(recorder);
+    assert_int_equal(beside.n_calls, 0);
     recorder = calloc(1, sizeof *recorder);
     assert_non_null(recorder);
     recorder->calls = calloc(CALLS_MAX, sizeof *recorder->calls);
@@ -63,6 +140,7 @@ static di_status begin(di_stream *stream, di_error *err) {
 
 static di_status end(di_stream *stream, di_graph **out, di_error *err) {
     (void)stream, (void)err;
+    assert_int_equal(beside.n_calls, 0);
     *out = recorder;
     recorder = NULL;
     return DI_OK;
@@ -71,16 +149,7 @@ static di_status end(di_stream *stream, di_graph **out, di_error *err) {
 static di_status launch(di_stream *stream, di_graph *graph, di_error *err) {
     (void)err;
     n_launched++;
-    for (int i = 0; i < graph->n_calls; i++) {
-        call c = graph->calls[i];
-        const di_rows *rows = &c.rows;
-        if (c.has_rows)
-            memcpy(c.args.bytes, &rows, sizeof rows);
-        di_status st = c.run(stream, c.args.bytes);
-        if (st)
-            return st;
-    }
-    return DI_OK;
+    return play(stream, graph->calls, graph->n_calls);
 }
 
 static void destroy(di_graph *graph) {
@@ -112,7 +181,7 @@ static void decode(rig *r, int32_t *tokens, int n, float *out) {
     }
 }
 
-static void check(di_numerics numerics) {
+static void check(di_numerics numerics, bool with_side) {
     rig r;
     rig_options opt = {.dir = di_test_source("models/tiny"),
                        .numerics = numerics,
@@ -133,6 +202,15 @@ static void check(di_numerics numerics) {
     device.graph_end = end;
     device.graph_launch = launch;
     device.graph_destroy = destroy;
+    cpu_device = r.device;
+    if (with_side) {
+        device.stream_side = make_side;
+        device.stream_follow = follow;
+        ops.hc_step = note_hc_step;
+        ops.hc_mix = mixes_alone;
+        collapse = calloc((size_t)(opt.rows_max * r.config.hidden), sizeof *collapse);
+        assert_non_null(collapse);
+    }
 
     size_t n_bytes = (size_t)STEPS * SEQS * (size_t)r.config.vocab * sizeof(float);
     size_t page_bytes = r.plan.page_bytes * (size_t)(SEQS * r.blocks_per_seq), slot_bytes = r.plan.slot_bytes * SEQS;
@@ -166,25 +244,39 @@ static void check(di_numerics numerics) {
                                .n_token_map = opt.n_token_map};
         di_test_ok(di_model_create(&model, &r.config, r.ckpt, &mo, &err), &err);
         di_test_ok(di_forward_create(&r.fw, model, &err), &err);
-        n_launched = 0;
+        n_launched = n_beside = 0;
         decode(&r, tokens, counts[k], got);
         assert_true(n_launched >= STEPS - 1); /* all but the first of a shape */
+        assert_true(with_side ? n_beside > 0 : n_beside == 0);
+        assert_int_equal(beside.n_calls, 0);
         assert_memory_equal(got, want, n_bytes);
         assert_memory_equal(r.pages, pages, page_bytes);
         assert_memory_equal(r.slots, slots, slot_bytes);
         di_forward_destroy(r.fw);
+        plain.device->stream_destroy(side);
+        free(beside.calls);
+        side = NULL;
         di_model_destroy(model);
         r.fw = first;
     }
-    free(want), free(got), free(pages), free(slots);
+    free(want), free(got), free(pages), free(slots), free(collapse);
+    collapse = NULL;
     rig_close(&r);
 }
 
 static void recorded_batches_have_the_same_bits(void **state) {
     (void)state;
     rig_needs_cpu();
-    check(DI_NUMERICS_FAITHFUL);
-    check(DI_NUMERICS_EXACT);
+    check(DI_NUMERICS_FAITHFUL, false);
+    check(DI_NUMERICS_EXACT, false);
 }
 
-DI_TEST_GROUP(recording, cmocka_unit_test(recorded_batches_have_the_same_bits));
+static void what_runs_beside_may_be_late(void **state) {
+    (void)state;
+    rig_needs_cpu();
+    check(DI_NUMERICS_FAITHFUL, true);
+    check(DI_NUMERICS_EXACT, true);
+}
+
+DI_TEST_GROUP(recording, cmocka_unit_test(recorded_batches_have_the_same_bits),
+              cmocka_unit_test(what_runs_beside_may_be_late));

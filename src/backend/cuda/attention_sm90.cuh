@@ -156,10 +156,6 @@ __device__ static inline void mask_scores(float (&s)[32], uint64_t there, int qu
     }
 }
 
-__device__ static inline float quad_max(float v) {
-    v = fmaxf(v, __shfl_xor_sync(0xFFFFFFFFu, v, 1));
-    return fmaxf(v, __shfl_xor_sync(0xFFFFFFFFu, v, 2));
-}
 __device__ static inline float quad_sum(float v) {
     v += __shfl_xor_sync(0xFFFFFFFFu, v, 1);
     return v + __shfl_xor_sync(0xFFFFFFFFu, v, 2);
@@ -171,7 +167,7 @@ __device__ static inline float top_score(const float (&s)[32], int r) {
 #pragma unroll
     for (int i = 0; i < 32; i += 4)
         top = fmaxf(top, fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
-    return quad_max(top);
+    return cu_lanes_max<4>(top);
 }
 
 /* Writes P = 2^(score - most) of a head in bf16 to its row of the tile [64 heads, 64 keys]; returns the thread's share
@@ -226,12 +222,8 @@ __device__ static inline void transpose4(uint32_t (&w)[4], int quad) {
 __device__ static inline void store_codes(const di_act &codes, int32_t row, int32_t column, int quad,
                                           const uint32_t (&w)[4]) {
     float v[8];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        v[2 * i] = __uint_as_float(w[i] << 16);
-        v[2 * i + 1] = __uint_as_float(w[i] & 0xFFFF0000u);
-    }
-    cu_scale scale = cu_qa_scale(quad_max(cu_abs_max8(v, 1e-4f)));
+    cu_unpack8(make_uint4(w[0], w[1], w[2], w[3]), v);
+    cu_scale scale = cu_qa_scale(cu_lanes_max<4>(cu_abs_max8(v, 1e-4f)));
     *(uint2 *)((uint8_t *)codes.data + row * codes.stride + column) = cu_e4m3_codes8(v, scale.inverse);
     if (quad == 0)
         codes.scale[row * (codes.n_cols / 32) + column / 32] = (uint8_t)scale.byte;

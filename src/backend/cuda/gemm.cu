@@ -132,11 +132,14 @@ di_status di_cuda_gemm_chain(di_stream *stream, const di_gemm_chain_args *a) {
     gemm_job job = {};
     job.x = a->gemm.x, job.out = a->gemm.out, job.w = *a->gemm.w, job.n_groups = (int)g;
     job.head_dim = a->head_dim, job.n_freq = a->n_freq, job.cos = a->cos, job.sin = a->sin, job.codes = a->codes;
+    job.aligned = 8; /* chain_fits */
     if (!gemm_sm90_fits(stream->dev, &job))
         return DI_ERR_SHAPE;
     /* With many rows the warps that multiply would wait for what follows: a kernel of its own is faster. */
     gemm_cut cut = gemm_fp8_cut(stream->dev, &job.w);
     if (!gemm_fp8_is_few(stream->dev, &job, &cut))
         return DI_ERR_SHAPE;
-    return job.x.n_rows ? gemm_sm90(stream, &job) : DI_OK;
+    if (job.x.n_rows)
+        gemm_sm90_few(stream, &job, &cut);
+    return DI_OK;
 }

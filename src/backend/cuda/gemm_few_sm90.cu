@@ -145,10 +145,7 @@ __device__ static inline void few_store_codes(const gemm_job &job, int64_t row, 
 #pragma unroll
     for (int i = 0; i < 4; i++)
         most = fmaxf(most, fabsf(v[i]));
-#pragma unroll
-    for (int i = 1; i < 8; i *= 2)
-        most = fmaxf(most, __shfl_xor_sync(0xFFu << (lane & 24), most, i));
-    cu_scale scale = cu_qa_scale(most);
+    cu_scale scale = cu_qa_scale(cu_lanes_max<8>(most, 0xFFu << (lane & 24)));
     *(uint32_t *)((uint8_t *)job.codes.data + row * job.codes.stride + o) =
         cu_e4m3_codes4(v[0], v[1], v[2], v[3], scale.inverse);
     if (lane % 8 == 0)

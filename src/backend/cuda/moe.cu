@@ -331,13 +331,9 @@ static bool fast_expert_fits(const di_expert *e, size_t scale_align) {
     return true;
 }
 
-static int64_t inner_of(const di_moe_args *a) {
-    return (a->k ? &a->experts[0] : a->shared)->w1.n_out;
-}
-
 bool di_moe_fast_fits(const di_moe_args *a, int64_t h_step, int64_t inner_step, size_t scale_align) {
-    if (a->x.dtype != DI_F8_E4M3 || a->x.n_cols % h_step || inner_of(a) % inner_step || a->x.stride != a->x.n_cols ||
-        (uintptr_t)a->x.data % 16 || (uintptr_t)a->x.scale % scale_align)
+    if (a->x.dtype != DI_F8_E4M3 || a->x.n_cols % h_step || di_moe_inner(a) % inner_step ||
+        a->x.stride != a->x.n_cols || (uintptr_t)a->x.data % 16 || (uintptr_t)a->x.scale % scale_align)
         return false;
     for (int32_t e = 0; a->k && e < a->n_experts; e++) {
         if (!fast_expert_fits(&a->experts[e], scale_align))
@@ -350,7 +346,7 @@ void di_moe_fast_begin(const di_moe_args *a, int64_t row0, int64_t n_rows, int32
                        moe_fast_args *out) {
     (void)di_moe_order_cut(a, row0, n_rows, tile_rows, base, &out->o);
     out->h = (int32_t)a->x.n_cols;
-    out->inner = (int32_t)inner_of(a);
+    out->inner = (int32_t)di_moe_inner(a);
     out->limit = a->limit;
     out->is_fp8 = a->k && a->experts[0].w1.dtype == DI_F8_E4M3;
     out->is_fp8_shared = a->shared && a->shared->w1.dtype == DI_F8_E4M3;
@@ -548,7 +544,7 @@ di_status di_cuda_moe(di_stream *stream, const di_moe_args *a) {
         return di_moe_sm90(stream, a);
     if (di_moe_sm100_fits(stream, a))
         return di_moe_sm100(stream, a);
-    return moe_portable(stream, a, (a->k ? &a->experts[0] : a->shared)->w1.n_out);
+    return moe_portable(stream, a, di_moe_inner(a));
 }
 
 size_t di_cuda_need_moe(const di_device *dev, const di_limits *limits) {

@@ -71,6 +71,11 @@ typedef struct moe_fast_args {
     uint16_t *y;                /* [pairs, h], bf16 */
 } moe_fast_args;
 
+/* Outputs of w1 and w3, which all experts have alike. */
+static inline int64_t di_moe_inner(const di_moe_args *a) {
+    return (a->k ? &a->experts[0] : a->shared)->w1.n_out;
+}
+
 enum { W1, W3, W2 };            /* places of a tile's matrices */
 enum { MOE_PASS_ROWS = 32768 }; /* rows at once: bounds the scratch */
 

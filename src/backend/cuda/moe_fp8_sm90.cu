@@ -424,8 +424,7 @@ static void wide_products(const di_stream *stream, const moe_fast_args &common, 
 }
 
 di_status di_moe_sm90(const di_stream *stream, const di_moe_args *a) {
-    const di_expert *any = a->k ? &a->experts[0] : a->shared;
-    int64_t h = a->x.n_cols, inner = any->w1.n_out;
+    int64_t h = a->x.n_cols, inner = di_moe_inner(a);
     for (int64_t row0 = 0; row0 < a->x.n_rows; row0 += MOE_PASS_ROWS) {
         int64_t n = DI_MIN(a->x.n_rows - row0, (int64_t)MOE_PASS_ROWS);
         int32_t tile_rows = rows_of_tile(stream->dev, n, a->k, a->n_experts);

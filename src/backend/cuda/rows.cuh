@@ -187,11 +187,11 @@ __device__ static inline float cu_abs_max8(const float (&v)[8], float least) {
         m = fmaxf(m, fabsf(v[i])); /* of a number and NaN it gives the number */
     return m;
 }
-/* Over groups of N lanes, N a power of two. */
-template <int N> __device__ static inline float cu_lanes_max(float v) {
+/* Over groups of N lanes, N a power of two. lanes: those that call it. */
+template <int N> __device__ static inline float cu_lanes_max(float v, uint32_t lanes = 0xFFFFFFFFu) {
 #pragma unroll
     for (int lane = 1; lane < N; lane <<= 1)
-        v = fmaxf(v, __shfl_xor_sync(0xFFFFFFFFu, v, lane));
+        v = fmaxf(v, __shfl_xor_sync(lanes, v, lane));
     return v;
 }
 
