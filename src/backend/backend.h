@@ -73,7 +73,9 @@ typedef struct di_device_ops {
     di_status (*alloc_host)(di_device *dev, size_t n_bytes, void **out, di_error *err);
     void (*free_host)(di_device *dev, void *p);
     /* Makes of a layer's experts [n] and its shared expert (may be NULL), whose weights are in device memory, what moe
-     * wants to find on the device: *table, freed by `free`; NULL where operations need nothing. */
+     * wants to find on the device: *table, freed by `free`; NULL where operations need nothing. The weights are the
+     * table's from then on: they may have been laid out anew in place, which nobody else can read, and can't be placed
+     * again. DI_ERR_FORMAT: scales beyond what the device's numbers hold. */
     di_status (*experts_place)(di_device *dev, const di_expert *experts, int32_t n, const di_expert *shared,
                                void **table, di_error *err);
     /* Copies are done when they return; what streams still do with the memory is the caller's to wait for. */

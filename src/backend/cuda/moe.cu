@@ -7,7 +7,9 @@
  * Source: model.md 3.10; sums in the order of ops.h. */
 #include "moe.cuh"
 
+#include "moe_placed.cuh"
 #include "rows.cuh"
+#include "tiles_sm90.cuh"
 
 /* ---- the table of experts ---------------------------------------------------------------------------------------- */
 
@@ -29,7 +31,127 @@ static di_status expert_check(const di_expert *e, const di_expert *like, bool is
     return DI_OK;
 }
 
-/* Kernels rely on what is checked here: all routed experts have one shape and format, the shared one the same shape. */
+static bool fast_expert_fits(const di_expert *e, size_t scale_align) {
+    const di_mat *m[3] = {&e->w1, &e->w3, &e->w2};
+    for (int i = 0; i < 3; i++) {
+        if ((m[i]->dtype != DI_F4_E2M1 && m[i]->dtype != DI_F8_E4M3) || m[i]->dtype != m[0]->dtype ||
+            (uintptr_t)m[i]->data % 16 || (uintptr_t)m[i]->scale % scale_align)
+            return false;
+    }
+    return true;
+}
+
+/* Slabs of matrix blockIdx.y (three of an expert), one of a block at a time, with their scales. */
+template <bool IS_F8>
+__device__ static inline void place_mat(const di_mat &w, int32_t mat, uint32_t *slab, int32_t *refused) {
+    constexpr int WORDS = IS_F8 ? 16 : 8, BITS = IS_F8 ? 8 : 4, EACH = 32 / BITS; /* of a block of 64 k */
+    constexpr uint32_t ADD = IS_F8 ? MOE_F8_EXPONENT : MOE_F4_EXPONENT;
+    const int32_t row_words = (int32_t)(w.n_in / EACH), row_blocks = (int32_t)(w.n_in / 64);
+    const int32_t row_scales = (int32_t)(w.n_in / 128), n_scales = IS_F8 ? row_scales : MOE_SLAB * row_scales;
+    const int t = (int)threadIdx.x, step = (int)blockDim.x;
+    for (int64_t s = blockIdx.x; s < w.n_out / MOE_SLAB; s += gridDim.x) {
+        uint32_t *data = (uint32_t *)w.data + s * MOE_SLAB * row_words;
+        uint32_t *scales = (uint32_t *)(void *)w.scale + s * n_scales;
+        __syncthreads();
+        for (int32_t i = t; i < MOE_SLAB * row_words; i += step)
+            slab[i] = data[i];
+        __syncthreads();
+        for (int32_t b = t; b < MOE_SLAB * row_blocks; b += step) {
+            const uint32_t *from = slab + b * WORDS;
+            uint32_t to[WORDS];
+#pragma unroll
+            for (int i = 0; i < WORDS; i++)
+                to[i] = 0;
+#pragma unroll
+            for (int k = 0; k < 64; k++) {
+                moe_place p = moe_place_of(k);
+                uint32_t code = from[k / EACH] >> k % EACH * BITS;
+#pragma unroll
+                for (int bit = 0; bit < BITS; bit++)
+                    to[moe_place_word(p, IS_F8)] |= (code >> (BITS - 1 - bit) & 1u) << moe_place_bit(p, IS_F8, bit);
+            }
+#pragma unroll
+            for (int i = 0; i < WORDS; i++)
+                data[moe_place_at(b / row_blocks, b % row_blocks, i, IS_F8)] = to[i];
+        }
+        __syncthreads();
+        for (int32_t i = t; i < n_scales; i += step)
+            slab[i] = scales[i];
+        __syncthreads();
+        for (int32_t i = t; i < n_scales; i += step) {
+            uint32_t e[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                uint32_t scale = slab[i] >> 8 * j & 255;
+                e[j] = scale + ADD;
+                if (e[j] > 254)
+                    atomicMax(refused, 1 + (mat << 8 | (int32_t)scale));
+            }
+            scales[IS_F8 ? i : moe_place_scale(i / row_scales, i % row_scales)] =
+                e[0] << 7 | e[1] << 23 | moe_rotate(e[2] << 7 | e[3] << 23, 8);
+        }
+    }
+}
+__global__ void __launch_bounds__(256) place_experts(const di_expert *table, int32_t *refused) {
+    DI_DYN_SHARED(uint32_t, slab);
+    const di_expert *e = &table[blockIdx.y / 3];
+    const di_mat w = blockIdx.y % 3 == 0 ? e->w1 : blockIdx.y % 3 == 1 ? e->w3 : e->w2;
+    if (w.dtype == (di_dtype)MOE_F4_PLACED)
+        place_mat<false>(w, (int32_t)blockIdx.y, slab, refused);
+    else if (w.dtype == (di_dtype)MOE_F8_PLACED)
+        place_mat<true>(w, (int32_t)blockIdx.y, slab, refused);
+}
+
+/* Whether Hopper's kernels take experts of this one's kind. */
+static bool placed_fits(const di_device *dev, const di_expert *e) {
+    return dev->arch == DI_CUDA_SM90 && di_moe_placed_fits(e->w1.n_in, e->w1.n_out) && fast_expert_fits(e, 8);
+}
+static void mark_placed(di_expert *e) {
+    di_mat *m[3] = {&e->w1, &e->w3, &e->w2};
+    for (int i = 0; i < 3; i++)
+        m[i]->dtype = (di_dtype)(m[i]->dtype == DI_F8_E4M3 ? MOE_F8_PLACED : MOE_F4_PLACED);
+}
+
+/* The table of host [n_all] on the device. slab: of those that are marked to be placed, at most; 0: none is. */
+static di_status place_all(di_device *dev, const di_expert *host, int32_t n_all, size_t slab, di_expert **out,
+                           di_error *err) {
+    size_t n_bytes = (size_t)n_all * sizeof *host;
+    uint8_t *p = NULL; /* the table; behind it what was refused, 0 if nothing */
+    int32_t refused = 0;
+    di_status st = di_cuda_check(cudaSetDevice(dev->ordinal), err, "choosing the device");
+    if (!st)
+        st = di_cuda_check(cudaMalloc((void **)&p, n_bytes + sizeof refused), err, "a table of experts");
+    if (!st)
+        st = di_cuda_check(cudaMemcpy(p, host, n_bytes, cudaMemcpyHostToDevice), err, "copying a table of experts");
+    if (!st)
+        st = di_cuda_check(cudaMemcpy(p + n_bytes, &refused, sizeof refused, cudaMemcpyHostToDevice), err, "copying");
+    if (!st && slab) {
+        di_expert *table = (di_expert *)(void *)p;
+        DI_LAUNCH((place_experts), dim3(16, 3 * (unsigned)n_all), 256, slab, (cudaStream_t)0, (const di_expert *)table,
+                  (int32_t *)(void *)(p + n_bytes));
+        st = di_cuda_check(cudaMemcpy(&refused, p + n_bytes, sizeof refused, cudaMemcpyDeviceToHost), err,
+                           "laying experts out");
+    }
+    if (!st && refused) {
+        static const char *const names[3] = {"w1", "w3", "w2"};
+        int mat = (refused - 1) >> 8, scale = (refused - 1) & 255;
+        const di_expert *e = &host[mat / 3];
+        int most = 254 - (e->w1.dtype == (di_dtype)MOE_F8_PLACED ? MOE_F8_EXPONENT : MOE_F4_EXPONENT);
+        st = di_fail(err, DI_ERR_FORMAT,
+                     "nvidia: expert %d%s, '%s': a scale of byte %d (2^%d), expected %d (2^%d) at most; "
+                     "--device-kernels portable takes any",
+                     mat / 3, mat / 3 == n_all - 1 ? " or the shared one" : "", names[mat % 3], scale, scale - 127,
+                     most, most - 127);
+    }
+    if (st)
+        (void)cudaFree(p);
+    else
+        *out = (di_expert *)(void *)p;
+    return st;
+}
+
+/* Kernels rely on what is checked here: all routed experts have one shape and format, the shared one the same shape;
+ * and where Hopper's take them, their weights are laid out anew. */
 di_status di_cuda_experts_place(di_device *dev, const di_expert *experts, int32_t n, const di_expert *shared,
                                 void **out, di_error *err) {
     *out = NULL;
@@ -39,31 +161,33 @@ di_status di_cuda_experts_place(di_device *dev, const di_expert *experts, int32_
         return DI_OK;
     const di_expert *like = n ? &experts[0] : shared;
     di_status st = DI_OK;
-    for (int32_t i = 0; i < n && !st; i++)
+    bool is_placed = n > 0, is_shared_placed = shared && placed_fits(dev, shared);
+    for (int32_t i = 0; i < n && !st; i++) {
         st = expert_check(&experts[i], like, true, "routed", i, err);
+        is_placed = is_placed && placed_fits(dev, &experts[i]);
+    }
     if (shared && !st)
         st = expert_check(shared, like, false, "shared", 0, err);
     if (st)
         return st;
-    size_t n_bytes = (size_t)(n + 1) * sizeof(di_expert);
     di_expert *host = (di_expert *)calloc((size_t)n + 1, sizeof *host);
     if (!host)
         return di_fail(err, DI_ERR_MEMORY, "nvidia: no memory for a table of experts");
-    if (n)
-        memcpy(host, experts, (size_t)n * sizeof *host);
-    if (shared)
+    for (int32_t i = 0; i < n; i++) {
+        host[i] = experts[i];
+        if (is_placed)
+            mark_placed(&host[i]);
+    }
+    if (shared) {
         host[n] = *shared;
-    void *p = NULL;
-    st = di_cuda_check(cudaSetDevice(dev->ordinal), err, "choosing the device");
-    if (!st)
-        st = di_cuda_check(cudaMalloc(&p, n_bytes), err, "a table of experts");
-    if (!st)
-        st = di_cuda_check(cudaMemcpy(p, host, n_bytes, cudaMemcpyHostToDevice), err, "copying a table of experts");
+        if (is_shared_placed)
+            mark_placed(&host[n]);
+    }
+    di_expert *table = NULL;
+    size_t slab = is_placed || is_shared_placed ? MOE_SLAB * (size_t)DI_MAX(like->w1.n_in, like->w1.n_out) : 0;
+    st = place_all(dev, host, n + 1, slab, &table, err);
     free(host);
-    if (st)
-        (void)cudaFree(p);
-    else
-        *out = p;
+    *out = table;
     return st;
 }
 
@@ -80,6 +204,7 @@ size_t di_moe_order_cut(const di_moe_args *a, int64_t row0, int64_t n_rows, int3
                         moe_order *out) {
     int32_t per_row = a->k + (a->shared ? 1 : 0);
     int64_t n_pairs = n_rows * per_row, n_tiles = tiles_bound(n_pairs, a->n_experts, tile_rows);
+    int64_t pairs_max = di_moe_pairs_max(a, n_rows);
     moe_order o = {};
     o.table = (const di_expert *)a->table;
     o.idx = a->idx ? a->idx + row0 * a->k : NULL;
@@ -90,6 +215,7 @@ size_t di_moe_order_cut(const di_moe_args *a, int64_t row0, int64_t n_rows, int3
     o.per_row = per_row;
     o.tile_rows = tile_rows;
     o.tiles_max = (int32_t)n_tiles;
+    o.pairs_max = (int32_t)pairs_max;
     size_t total = 0;
 #define CUT(field, type, n)                                                                                            \
     do {                                                                                                               \
@@ -98,8 +224,8 @@ size_t di_moe_order_cut(const di_moe_args *a, int64_t row0, int64_t n_rows, int3
         total += di_cuda_piece((size_t)(n) * sizeof(type));                                                            \
     } while (0)
     CUT(count, int32_t, a->n_experts + 1);
-    CUT(pair_row, int32_t, n_pairs);
-    CUT(pair_weight, float, n_pairs);
+    CUT(pair_row, int32_t, pairs_max);
+    CUT(pair_weight, float, pairs_max);
     CUT(row_pairs, int32_t, n_pairs);
     CUT(tiles, moe_tile, n_tiles);
     CUT(head, int32_t, MOE_HEAD);
@@ -117,6 +243,15 @@ __device__ static inline int32_t order_expert(const moe_order &o, int32_t i) {
 
 __device__ static inline int32_t order_tiles(const moe_order &o, int32_t n) {
     return (n + o.tile_rows - 1) / o.tile_rows;
+}
+
+/* Places of an expert's n pairs. */
+__device__ static inline int32_t order_places(int32_t n) {
+    return (n + 7) / 8 * 8;
+}
+/* Where routed pairs begin. */
+__device__ static inline int32_t order_routed(const moe_order &o) {
+    return o.per_row > o.k ? order_places(o.n_rows) : 0;
 }
 
 /* Tiles of an expert, as even as multiples of 8 allow. */
@@ -148,37 +283,34 @@ __device__ static inline void order_put_pair(const moe_order &o, int32_t i, int3
     o.row_pairs[(int64_t)row * o.per_row + place] = pair;
 }
 __device__ static inline void order_put_shared(const moe_order &o, int32_t row) {
-    int32_t pair = o.n_rows * o.k + row;
-    o.pair_row[pair] = row;
-    o.pair_weight[pair] = 1.0f;
-    o.row_pairs[(int64_t)row * o.per_row + o.k] = pair;
+    o.pair_row[row] = row;
+    o.pair_weight[row] = 1.0f;
+    o.row_pairs[(int64_t)row * o.per_row + o.k] = row;
 }
 
-/* Group i, by one thread. */
-__device__ static inline void order_pair_codes(const moe_pairing &p, int64_t i) {
-    const uint4 *from = (const uint4 *)(const void *)(p.from + i * 32);
-    uint4 *to = (uint4 *)(void *)(p.to + i * 32), a = __ldg(from), b = __ldg(from + 1);
-    to[0] = make_uint4(__byte_perm(a.x, a.y, 0x6420), __byte_perm(a.z, a.w, 0x6420), __byte_perm(b.x, b.y, 0x6420),
-                       __byte_perm(b.z, b.w, 0x6420));
-    to[1] = make_uint4(__byte_perm(a.x, a.y, 0x7531), __byte_perm(a.z, a.w, 0x7531), __byte_perm(b.x, b.y, 0x7531),
-                       __byte_perm(b.z, b.w, 0x7531));
-    p.to_scale[i] = cu_e8m0_to_f32(p.from_scale[i]); /* 2^-127 is flushed where it is used */
+/* Chunk i, by one thread: eight values, four of each group of a block. */
+__device__ static inline void order_widen(const moe_widening &w, int64_t i) {
+    int64_t block = i / 8;
+    const uint32_t *from = (const uint32_t *)(const void *)(w.from + block * 64) + i % 8;
+    uint16_t scales = ((const uint16_t *)(const void *)w.from_scale)[block];
+    ((uint4 *)(void *)w.to)[i] = tile_x_pairs(__ldg(from), __ldg(from + 8), scales & 255u, scales >> 8);
 }
 
-__global__ void __launch_bounds__(256) order_pairing(moe_pairing p) {
+__global__ void __launch_bounds__(256) order_widening(moe_widening w) {
+    cu_grid_begin();
     int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x;
-    if (i < p.n_groups)
-        order_pair_codes(p, i);
+    if (i < w.n_chunks)
+        order_widen(w, i);
 }
 
-/* Everything by the first block, a pair and an expert a thread: few rows. The others pair codes. */
-__global__ void __launch_bounds__(ORDER_SMALL) order_small(moe_order o, moe_pairing p) {
+/* Everything by the first block, a pair and an expert a thread: few rows. The others widen activations. */
+__global__ void __launch_bounds__(ORDER_SMALL) order_small(moe_order o, moe_widening w) {
     cu_grid_wait();
     cu_grid_launch();
     if (blockIdx.x > 0) {
         int64_t step = (int64_t)(gridDim.x - 1) * ORDER_SMALL;
-        for (int64_t i = (blockIdx.x - 1) * (int64_t)ORDER_SMALL + threadIdx.x; i < p.n_groups; i += step)
-            order_pair_codes(p, i);
+        for (int64_t i = (blockIdx.x - 1) * (int64_t)ORDER_SMALL + threadIdx.x; i < w.n_chunks; i += step)
+            order_widen(w, i);
         return;
     }
     __shared__ __align__(16) int32_t ids[ORDER_SMALL];
@@ -195,8 +327,8 @@ __global__ void __launch_bounds__(ORDER_SMALL) order_small(moe_order o, moe_pair
             rank += ids[j] == e;
     }
     __syncthreads();
-    /* Sums of pairs (low half) and tiles (high half) over the experts below. */
-    int32_t mine = t < o.n_experts ? count[t] : 0, both = mine | order_tiles(o, mine) << 16, sum = both;
+    /* Sums of places (low half) and tiles (high half) over the experts below. */
+    int32_t mine = t < o.n_experts ? count[t] : 0, both = order_places(mine) | order_tiles(o, mine) << 16, sum = both;
     for (int step = 1; step < DI_WARP; step <<= 1) {
         int32_t below = __shfl_up_sync(0xFFFFFFFFu, sum, step);
         sum += t % DI_WARP >= step ? below : 0;
@@ -207,7 +339,7 @@ __global__ void __launch_bounds__(ORDER_SMALL) order_small(moe_order o, moe_pair
     for (int32_t w = 0; w < t / DI_WARP; w++)
         sum += warp_sums[w];
     sum -= both;
-    first[t] = sum & 0xFFFF;
+    first[t] = order_routed(o) + (sum & 0xFFFF);
     __syncthreads();
     int32_t tile0 = shared_tiles + (sum >> 16);
     for (int32_t i = 0; i < order_tiles(o, mine); i++)
@@ -219,7 +351,7 @@ __global__ void __launch_bounds__(ORDER_SMALL) order_small(moe_order o, moe_pair
         order_put_pair(o, t, e, first[e] + rank);
     if (o.per_row > o.k) {
         if (t < shared_tiles)
-            order_put_tile(o, o.n_experts, n, o.n_rows, 0, t);
+            order_put_tile(o, o.n_experts, 0, o.n_rows, 0, t);
         for (int32_t row = t; row < o.n_rows; row += ORDER_SMALL)
             order_put_shared(o, row);
     }
@@ -256,10 +388,10 @@ __global__ void __launch_bounds__(ORDER_THREADS) order_place(moe_order o) {
     int32_t e = (int32_t)blockIdx.x, t = (int32_t)threadIdx.x, n = o.n_rows * o.k, pairs = 0, tiles = 0;
     bool has_shared = o.per_row > o.k;
     for (int32_t i = t; i < e; i += ORDER_THREADS) {
-        pairs += o.count[i];
+        pairs += order_places(o.count[i]);
         tiles += order_tiles(o, o.count[i]);
     }
-    pairs = order_block_sum(pairs, sums);
+    pairs = order_routed(o) + order_block_sum(pairs, sums);
     tiles = order_block_sum(tiles, sums) + (has_shared ? order_tiles(o, o.n_rows) : 0);
     if (e == o.n_experts) {
         if (t == 0) {
@@ -267,7 +399,7 @@ __global__ void __launch_bounds__(ORDER_THREADS) order_place(moe_order o) {
         }
         if (has_shared) {
             for (int32_t i = t; i < order_tiles(o, o.n_rows); i += ORDER_THREADS)
-                order_put_tile(o, e, n, o.n_rows, 0, i);
+                order_put_tile(o, e, 0, o.n_rows, 0, i);
             for (int32_t row = t; row < o.n_rows; row += ORDER_THREADS)
                 order_put_shared(o, row);
         }
@@ -304,32 +436,22 @@ __global__ void __launch_bounds__(ORDER_THREADS) order_place(moe_order o) {
     }
 }
 
-void di_moe_order_start(const di_stream *stream, const moe_order *o, const moe_pairing *pairing) {
-    moe_pairing p = pairing ? *pairing : moe_pairing{};
+void di_moe_order_start(const di_stream *stream, const moe_order *o, const moe_widening *widening) {
+    moe_widening w = widening ? *widening : moe_widening{};
     if ((int64_t)o->n_rows * o->k <= ORDER_SMALL && o->n_experts < ORDER_SMALL &&
         (int64_t)o->n_rows * o->per_row <= 2 * ORDER_SMALL) {
-        int64_t more = DI_MIN((p.n_groups + ORDER_SMALL - 1) / ORDER_SMALL, (int64_t)128);
-        DI_LAUNCH_PDL((order_small), 1 + (unsigned)more, ORDER_SMALL, 0, stream->stream, *o, p);
+        int64_t more = DI_MIN((w.n_chunks + ORDER_SMALL - 1) / ORDER_SMALL, (int64_t)128);
+        DI_LAUNCH_PDL((order_small), 1 + (unsigned)more, ORDER_SMALL, 0, stream->stream, *o, w);
         return;
     }
-    if (p.n_groups)
-        DI_LAUNCH((order_pairing), (unsigned)((p.n_groups + 255) / 256), 256, 0, stream->stream, p);
+    if (w.n_chunks)
+        DI_LAUNCH_PDL((order_widening), (unsigned)((w.n_chunks + 255) / 256), 256, 0, stream->stream, w);
     if (o->n_experts)
         DI_LAUNCH((order_count), (unsigned)o->n_experts, ORDER_THREADS, 0, stream->stream, *o);
     DI_LAUNCH((order_place), (unsigned)o->n_experts + 1, ORDER_THREADS, 0, stream->stream, *o);
 }
 
 /* ---- the host's side of the fast kernels ------------------------------------------------------------------------- */
-
-static bool fast_expert_fits(const di_expert *e, size_t scale_align) {
-    const di_mat *m[3] = {&e->w1, &e->w3, &e->w2};
-    for (int i = 0; i < 3; i++) {
-        if ((m[i]->dtype != DI_F4_E2M1 && m[i]->dtype != DI_F8_E4M3) || m[i]->dtype != m[0]->dtype ||
-            (uintptr_t)m[i]->data % 16 || (uintptr_t)m[i]->scale % scale_align)
-            return false;
-    }
-    return true;
-}
 
 bool di_moe_fast_fits(const di_moe_args *a, int64_t h_step, int64_t inner_step, size_t scale_align) {
     if (a->x.dtype != DI_F8_E4M3 || a->x.n_cols % h_step || di_moe_inner(a) % inner_step ||
@@ -428,7 +550,7 @@ __device__ static inline void tile_dots(const di_mat *const (&w)[MATS], int64_t 
             for (int c = row; c < TILE_COLS; c += TILE_ROWS) {
 #pragma unroll
                 for (int m = 0; m < MATS; m++)
-                    ws[m][c][i] = is_there && col0 + c < w[m]->n_out ? cu_mat_load(*w[m], col0 + c, k0 + i) : 0.0f;
+                    ws[m][c][i] = is_there && col0 + c < w[m]->n_out ? moe_mat_load(*w[m], col0 + c, k0 + i) : 0.0f;
             }
         }
         __syncthreads();
@@ -489,14 +611,15 @@ __global__ void __launch_bounds__(TILE_COLS *TILE_ROWS)
 }
 
 static di_status moe_portable(const di_stream *stream, const di_moe_args *a, int64_t inner) {
-    int64_t h = a->x.n_cols, per_row = a->k + (a->shared ? 1 : 0);
+    int64_t h = a->x.n_cols;
     bool is_faithful = a->x.dtype == DI_F8_E4M3;
     for (int64_t row0 = 0; row0 < a->x.n_rows; row0 += PORTABLE_ROWS) {
         int64_t n = DI_MIN(a->x.n_rows - row0, (int64_t)PORTABLE_ROWS);
         moe_order o;
         size_t order_bytes = di_moe_order_cut(a, row0, n, TILE_ROWS, NULL, NULL);
-        size_t act_bytes = di_cuda_piece((size_t)(n * per_row * inner) * sizeof(float));
-        size_t y_bytes = di_cuda_piece((size_t)(n * per_row * h) * sizeof(float));
+        size_t n_pairs = (size_t)di_moe_pairs_max(a, n);
+        size_t act_bytes = di_cuda_piece(n_pairs * (size_t)inner * sizeof(float));
+        size_t y_bytes = di_cuda_piece(n_pairs * (size_t)h * sizeof(float));
         uint8_t *base = (uint8_t *)di_cuda_scratch(stream, order_bytes + act_bytes + y_bytes);
         if (!base)
             return DI_ERR_SHAPE;
@@ -558,12 +681,13 @@ size_t di_cuda_need_moe(const di_device *dev, const di_limits *limits) {
     a.n_experts = (int32_t)limits->experts_max;
     a.shared = &shared;
     size_t route = (size_t)(limits->rows_max * limits->experts_max) * sizeof(float);
+    size_t n_pairs = (size_t)di_moe_pairs_max(&a, n);
     size_t portable = di_moe_order_cut(&a, 0, n, TILE_ROWS, NULL, NULL) +
-                      di_cuda_piece((size_t)(n * (k + 1) * limits->intermediate) * sizeof(float)) +
-                      di_cuda_piece((size_t)(n * (k + 1) * h) * sizeof(float));
+                      di_cuda_piece(n_pairs * (size_t)limits->intermediate * sizeof(float)) +
+                      di_cuda_piece(n_pairs * (size_t)h * sizeof(float));
     size_t fast = 0;
     if (dev->arch == DI_CUDA_SM90)
-        fast = di_moe_sm90_bytes(dev, &a, limits->rows_max, h, limits->intermediate);
+        fast = di_moe_sm90_bytes(&a, limits->rows_max, h, limits->intermediate);
     else if (dev->arch == DI_CUDA_SM100)
         fast = di_moe_sm100_bytes(&a, limits->rows_max, h, limits->intermediate);
     return DI_MAX(DI_MAX(route, portable), fast);

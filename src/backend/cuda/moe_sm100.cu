@@ -188,7 +188,7 @@ typedef struct moe100_pieces {
 } moe100_pieces;
 
 static moe100_pieces moe100_cut(const di_moe_args *a, int64_t n_rows, int64_t h, int64_t inner, int32_t tile_rows) {
-    size_t n_pairs = (size_t)(n_rows * (a->k + (a->shared ? 1 : 0)));
+    size_t n_pairs = (size_t)di_moe_pairs_max(a, n_rows);
     return moe100_pieces{di_moe_order_cut(a, 0, n_rows, tile_rows, NULL, NULL), di_cuda_piece(n_pairs * (size_t)inner),
                          di_cuda_piece(n_pairs * (size_t)(inner / 32)), di_cuda_piece(n_pairs * (size_t)h * 2)};
 }

@@ -1,54 +1,42 @@
-/* Mixture of experts on Hopper's tensor cores, many rows of an expert, where bits may depend on the batch: in bf16.
+/* Mixture of experts on Hopper's tensor cores, more rows of an expert than a few: both products in bf16.
  *
- * A weight is its code times a power of two, which bf16 holds exactly; so does it hold an activation. Hence no scale is
- * left for the sums, which stay in the tensor core for all of k, and only multiplies are left to bind. Weights are
- * widened in registers (operand A) as tiles_sm90.cuh says, to 2^-32 of their value so that the exponent of the power
- * that they are multiplied by fits: a scale from 2^-85 to 2^33 is exact, a larger one acts as infinity (of E4M3 weights
- * one above 2^39), codes of NaN as 480. Activations are widened once, by a kernel before and by the first product.
+ * What weights and activations look like is in moe_sm90.cuh. Weights are widened in registers (operand A). After the
+ * tensor cores the L2 cache would bind: bf16 activations are four times the bytes of FP4 weights. So four warpgroups
+ * share a tile of up to ROWS rows of activations, each with 64 rows of W, as many as accumulators have registers for.
+ * While one drains its multiplies at the end of a stage, the others' run. Narrower tiles leave room for larger stages,
+ * which they need: then memory binds.
  *
- * Operand A has 16 k a multiply, 32 are a group. A lane gives the multiplies of a group codes 8c .. 8c+7 of its two
- * rows (c = lane%4), which are one word of FP4 codes or two of FP8: to the first one 0, 4, 1, 5, to the second 2, 6, 3,
- * 7. Activations lie in memory in the order that this gives ("wide order"): k = 8c + i of a group at place 8(i%4) + 2c
- * + i/4.
- *
- * After the tensor cores the L2 cache would bind: bf16 activations are four times the bytes of FP4 weights. So four
- * warpgroups share a tile of up to 128 rows of activations, each with 64 rows of W, as many as accumulators have
- * registers for. While one drains its multiplies at the end of a stage, the others' run. */
+ * A stage is a few pieces of memory, which four threads ask for: asking for 16 bytes at a time, by 128 threads, bound
+ * before. W lies so (moe_placed.cuh). Activations are gathered first, into the order of pairs: a tile's rows, rounded
+ * up to eight, are panels of 64 k, a panel is what operand B wants in shared memory (rows of 128 bytes in the 128-byte
+ * swizzle). The first product stores its results in the same form. */
 #include "moe_ring_sm90.cuh"
 
-#include "rows.cuh"
-#include "tiles_sm90.cuh"
-
-struct wide_form {
-    static constexpr int WGS = 4, SHARES = WGS, THREADS = (WGS + 1) * RING_GROUP, W_ROWS = WGS * 64, STAGES = 3;
+template <int TILE_ROWS> struct wide_form {
+    static constexpr int ROWS = TILE_ROWS, WGS = 4, SHARES = WGS, THREADS = (WGS + 1) * RING_GROUP, W_ROWS = WGS * 64;
+    static constexpr int F4_K = ROWS == 128 ? 128 : 256, F8_K = F4_K / 2; /* of a stage */
+    static constexpr int STAGES = ROWS == 64 ? 3 : 4;
     static constexpr int COPY_REGS = 32, REGS = 112; /* all start with 96: 5 * 96 = 4 * 112 + 32 */
-    /* A stage. X: two panels of 64 k in the 128-byte swizzle. W: FP8 128 bytes a row, chunk c of row r at c ^ r%4 * 2,
-     * FP4 64 bytes. Scales of W: a word of four bytes for a row; FP8 two for a warpgroup. */
-    static constexpr int X = 0, X_PANEL = WIDE_ROWS_MAX * 128, W = X + 2 * X_PANEL, FP4_PITCH = 64 + 16;
-    static constexpr int SCALES = W + W_ROWS * RING_K, STAGE = SCALES + W_ROWS * 4;
+    template <di_dtype T> __host__ __device__ static constexpr int k() {
+        return T == DI_F8_E4M3 ? F8_K : F4_K;
+    }
+    /* A stage. X: panels of 64 k. W: slabs in turn, in the first product those of w1, then those of w3; scales of W in
+     * FP4 likewise. */
+    static constexpr int X = 0, X_PANEL = ROWS * 128, W = X + F4_K / 64 * X_PANEL, SLABS = W_ROWS / MOE_SLAB;
+    static constexpr int W_SLAB = MOE_SLAB * F4_K / 2, SCALES = W + SLABS * W_SLAB;
+    static constexpr int SLAB_SCALES = MOE_SLAB * F4_K / 32,
+                         STAGE = (SCALES + SLABS * SLAB_SCALES + 1023) / 1024 * 1024;
     /* After the ring: of each warpgroup, for what follows the first product. Codes of a row, or first its largest
-     * value in each warp; then scales of rows. */
-    static constexpr int OUT_PITCH = 48, OUT_SCALES = WIDE_ROWS_MAX * OUT_PITCH, OUT = OUT_SCALES + WIDE_ROWS_MAX * 8;
+     * value in each warp; then of rows the scale's inverse, its byte, the weight. */
+    static constexpr int OUT_PITCH = 48, OUT_SCALES = ROWS * OUT_PITCH, OUT = OUT_SCALES + ROWS * 12;
     static constexpr int HEADS = STAGES * STAGE + WGS * OUT;
-    static constexpr int WEIGHTS = HEADS + STAGES * (int)sizeof(ring_head); /* of the units' pairs, in turn */
-    static constexpr int ROWS = WEIGHTS + STAGES * WIDE_ROWS_MAX * 4;       /* what copying knows of X */
-    static constexpr int BARRIERS = ROWS + WIDE_ROWS_MAX * 4, BYTES = BARRIERS + 2 * STAGES * 8;
-    static_assert(STAGE % 1024 == 0 && BYTES <= 227 * 1024, "shared memory of a block");
+    static constexpr int BARRIERS = HEADS + STAGES * (int)sizeof(ring_head), BYTES = BARRIERS + 2 * STAGES * 8;
+    static_assert(ROWS % 32 == 0 && STAGE % 1024 == 0 && BYTES <= 227 * 1024, "shared memory of a block");
 
     template <di_dtype T, bool IS_DOWN> struct copy;
-    __device__ static float *weights(const moe_ring<wide_form> &ring, int unit) {
-        return (float *)(void *)(ring.shared + WEIGHTS) + unit % STAGES * WIDE_ROWS_MAX;
-    }
     template <bool IS_DOWN>
-    __device__ static void begin(const wide_args &a, const moe_ring<wide_form> &ring, const moe_tile *tile, int unit) {
-        int t = threadIdx.x % RING_GROUP;
-        if (!IS_DOWN && t < tile->n)
-            cu_cp<4>(cu_smem(weights(ring, unit) + t), a.o.pair_weight + tile->pair0 + t);
-    }
-    template <bool IS_DOWN>
-    __device__ static void unit(const wide_args &a, moe_ring<wide_form> &ring, ring_at<wide_form> &at, int unit);
+    __device__ static void unit(const sm90_args &a, moe_ring<wide_form> &ring, ring_at<wide_form> &at, int unit);
 };
-typedef wide_form F;
 
 /* The thread's number; what follows from it takes no registers elsewhere in the kernel. */
 __device__ static inline int wide_self() {
@@ -57,166 +45,102 @@ __device__ static inline int wide_self() {
     return (int)t;
 }
 
-/* ---- weights ----------------------------------------------------------------------------------------------------- */
-
-/* Bytes of scales with those above 160 made so, which is infinity below. Scales seldom are as large as 128. */
-__device__ static inline uint32_t wide_scales(uint32_t scales) {
-    if (scales & 0x80808080u) {
-        uint32_t all = 0;
-        for (int i = 0; i < 32; i += 8)
-            all |= min(scales >> i & 255u, 161u) << i;
-        return all;
-    }
-    return scales;
-}
-/* What codes of group g are multiplied by once they are placed, in both halves. scales: four groups, wide_scales. */
-template <di_dtype T> __device__ static inline uint32_t wide_power(uint32_t scales, int g) {
-    constexpr uint32_t ADD = T == DI_F8_E4M3 ? 127 + 120 - 127 - 32 : 127 + 126 - 127 - 32;
-    return cu_permute(scales, 0, 0x4040u + (uint32_t)g * 0x0101u) * 0x80u + ADD * 0x00800080u;
-}
-
-/* Codes 0..7 of a row: words 0 and 1 of `to` for the first multiply, 2 and 3 for the second. hi: FP8 only. */
-template <di_dtype T>
-__device__ static inline void wide_place(uint32_t lo, uint32_t hi, uint32_t power, uint32_t (&to)[4]) {
-    if (T == DI_F8_E4M3) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) /* byte i of both words */
-            to[i] = tile_place_e4m3(cu_permute(lo, hi, 0x4000u + (uint32_t)i * 0x1010u));
-    } else {
-        tile_place_e2m1(lo, to);
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        to[i] = cu_mul_bf16x2(to[i], power);
-}
-
-/* A group's two operands, of both rows of a lane: a[step] as cu_wgmma_bf16_rs wants it. */
-template <di_dtype T>
-__device__ static inline void wide_operands(const uint32_t (&lo)[2], const uint32_t (&hi)[2],
-                                            const uint32_t (&power)[2], uint32_t (&a)[2][4]) {
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        uint32_t w[4];
-        wide_place<T>(lo[r], hi[r], power[r], w);
-        a[0][r] = w[0];
-        a[0][2 + r] = w[1];
-        a[1][r] = w[2];
-        a[1][2 + r] = w[3];
-    }
-}
-
-/* ---- activations ------------------------------------------------------------------------------------------------- */
-
-/* Where value k of a group lies. */
-__device__ static inline int wide_slot(int k) {
-    return 8 * (k % 4) + k / 8 * 2 + k % 8 / 4;
-}
-
-/* A chunk of 8 values a thread: i%4 is what k of its group has modulo 4. */
-__global__ void __launch_bounds__(256)
-    moe_widen(const uint8_t *x, const uint8_t *x_scale, uint16_t *to, int64_t n_chunks) {
-    cu_grid_begin();
-    int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x;
-    if (i >= n_chunks)
-        return;
-    const uint4 *from = (const uint4 *)(const void *)(x + i / 4 * 32);
-    uint4 a = from[0], b = from[1];
-    const uint32_t codes[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-    uint32_t scale = x_scale[i / 4], pick = (uint32_t)(i % 4) * 0x1010u + 0x4000u, v[4];
-#pragma unroll
-    for (int c = 0; c < 4; c++)
-        v[c] = tile_x_pair(cu_permute(codes[2 * c], codes[2 * c + 1], pick), scale);
-    ((uint4 *)(void *)to)[i] = make_uint4(v[0], v[1], v[2], v[3]);
-}
-
-void di_moe_widen(const di_stream *stream, const uint8_t *x, const uint8_t *x_scale, uint16_t *to, int64_t n_rows,
-                  int64_t h) {
-    int64_t n = n_rows * (h / 8);
-    DI_LAUNCH_PDL(moe_widen, (unsigned)((n + 255) / 256), 256, 0, stream->stream, x, x_scale, to, n);
-}
-
 /* ---- copying ----------------------------------------------------------------------------------------------------- */
 
-/* The next stage of one unit, by one thread of the copying warpgroup. T: of the weights. */
-template <di_dtype T, bool IS_DOWN> struct wide_form::copy {
-    static constexpr int CHUNKS = T == DI_F8_E4M3 ? 8 : 4, STEP = RING_GROUP / CHUNKS; /* of a row of W; rows at once */
-    const uint8_t *x, *w, *scale;
-    uint32_t *row_at;                /* of this thread's rows of X, in 16 bytes from x on; shared by half a warp */
-    uint32_t further, scale_further; /* bytes from a row of W to the next of this thread; to scales of the 128th */
-    int n_rows;                      /* this thread's rows of X */
+/* Rows of a tile in memory. */
+__device__ static inline int wide_rows(int n) {
+    return (n + 7) / 8 * 8;
+}
 
-    __device__ copy(const wide_args &a, const moe_ring<F> &ring, const moe_tile *tile, int32_t part) {
-        int t = wide_self() % RING_GROUP, m, pair0 = tile->pair0, n = tile->n;
-        uint32_t n_in = IS_DOWN ? a.inner : a.h;
-        x = (const uint8_t *)(IS_DOWN ? a.act : a.x) + t % 16 * 16;
-        n_rows = (n - t / 16 + 7) / 8;
-        row_at = (uint32_t *)(void *)(ring.shared + F::ROWS) + t / 16 * (WIDE_ROWS_MAX / 8);
-        int at = pair0 + DI_MIN(t / 16 + t % 16 * 8, n - 1);
-        __syncwarp();
-        row_at[t % 16] = (uint32_t)(IS_DOWN ? at : a.o.pair_row[at]) * (n_in / 8);
-        __syncwarp();
-        int64_t pitch = T == DI_F8_E4M3 ? n_in : n_in / 2, out = ring_row<F, IS_DOWN>(part, t / CHUNKS, &m);
-        w = tile->data[m] + out * pitch + t % CHUNKS * 16;
-        further = (IS_DOWN ? STEP : STEP / 2) * (uint32_t)pitch;
-        if (T == DI_F4_E2M1) {
-            out = ring_row<F, IS_DOWN>(part, t, &m);
-        } else {
-            m = IS_DOWN ? W2 : t % 2 ? W3 : W1;
-            out = part * (F::W_ROWS / 32 / (IS_DOWN ? 1 : 2)) + t % (2 * F::WGS) / (IS_DOWN ? 1 : 2);
-        }
-        scale = tile->scale[m] + out * (n_in / 32);
-        scale_further = (IS_DOWN ? RING_GROUP : RING_GROUP / 2) * (n_in / 32);
+/* Four codes of each of two groups a thread, widened: chunk q of a panel's row. blockIdx: eight panels, tile. */
+__global__ void __launch_bounds__(256) wide_gather(const __grid_constant__ moe_order o, const uint8_t *x,
+                                                   const uint8_t *x_scale, uint16_t *to, int32_t h) {
+    cu_grid_begin();
+    if ((int32_t)blockIdx.y >= o.head[MOE_N_TILES])
+        return;
+    const moe_tile *tile = &o.tiles[blockIdx.y];
+    int n = tile->n, pair0 = tile->pair0, rows = wide_rows(n), q = threadIdx.x % 8;
+    int panel = (int)blockIdx.x * 8 + (int)threadIdx.x / 8 % 8;
+    if (panel >= h / 64)
+        return;
+    uint8_t *out = (uint8_t *)(to + (int64_t)pair0 * h) + (int64_t)panel * rows * 128;
+    for (int i = threadIdx.x / 64; i < n; i += 4) {
+        int64_t row = o.pair_row[pair0 + i];
+        const uint32_t *from = (const uint32_t *)(const void *)(x + row * h + panel * 64) + q;
+        uint32_t scales = ((const uint16_t *)(const void *)(x_scale + row * (h / 32)))[panel];
+        *(uint4 *)(void *)(out + i * 128 + (q ^ i % 8) * 16) =
+            tile_x_pairs(__ldg(from), __ldg(from + 8), scales & 255u, scales >> 8);
     }
-    __device__ void start(uint32_t stage) {
-        int t = threadIdx.x % RING_GROUP;
-        uint32_t to = stage + F::X + t / 8 % 2 * F::X_PANEL + t / 16 * 128 + (t ^ t / 16) % 8 * 16;
+}
+
+/* The stages of one unit: two slabs of W and some panels of X by each thread that copies. T: of the weights. */
+template <int TILE_ROWS> template <di_dtype T, bool IS_DOWN> struct wide_form<TILE_ROWS>::copy {
+    typedef wide_form<TILE_ROWS> F;
+    static constexpr int K = F::k<T>(), OWN = F::SLABS / RING_COPIERS;
+    static constexpr int W_BYTES = MOE_SLAB * K / (T == DI_F8_E4M3 ? 1 : 2); /* of a slab in a stage */
+    static constexpr int SCALE_BYTES = T == DI_F8_E4M3 ? 0 : F::SLAB_SCALES;
+    const uint8_t *x, *w, *scale;
+    uint32_t further, scale_further; /* from a slab to the next */
+    uint32_t panel;                  /* bytes of a panel of X */
+
+    __device__ copy(const sm90_args &a, const moe_tile *tile, int32_t part) {
+        uint32_t n_in = IS_DOWN ? a.inner : a.h;
+        int own = ring_copier() * OWN, m = IS_DOWN ? W2 : own < F::SLABS / 2 ? W1 : W3;
+        int64_t slab = IS_DOWN ? part * F::SLABS + own : part * (F::SLABS / 2) + own % (F::SLABS / 2);
+        panel = wide_rows(tile->n) * 128;
+        x = (const uint8_t *)((IS_DOWN ? a.act : a.x) + (int64_t)tile->pair0 * n_in);
+        further = n_in * (T == DI_F8_E4M3 ? MOE_SLAB : MOE_SLAB / 2);
+        scale_further = n_in;
+        w = tile->data[m] + slab * further;
+        scale = tile->scale[m] + slab * scale_further;
+    }
+    __device__ void start(uint32_t stage, uint64_t *bar) {
+        constexpr int PANELS = K / 64;
+        int copier = ring_copier(), n_panels = (PANELS - copier + RING_COPIERS - 1) / RING_COPIERS;
+        cu_mbar_arrive_expect(bar, n_panels * panel + OWN * (W_BYTES + SCALE_BYTES));
 #pragma unroll
-        for (int i = 0; i < WIDE_ROWS_MAX / 8; i += 4) {
-            uint4 rows = *(const uint4 *)(const void *)(row_at + i);
-            const uint32_t at[4] = {rows.x, rows.y, rows.z, rows.w};
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                if (i + j < n_rows)
-                    cu_cp16(to + (i + j) * 1024, x + (uint64_t)at[j] * 16);
-            }
+        for (int i = 0; i < OWN; i++) {
+            int slab = copier * OWN + i;
+            cu_bulk_load(stage + F::W + slab * F::W_SLAB, w + (uint32_t)i * further, W_BYTES, bar);
+            if (T == DI_F4_E2M1)
+                cu_bulk_load(stage + F::SCALES + slab * F::SLAB_SCALES, scale + (uint32_t)i * scale_further,
+                             SCALE_BYTES, bar);
         }
-        x += RING_K * 2;
-        constexpr int PITCH = T == DI_F8_E4M3 ? RING_K : F::FP4_PITCH;
-        int r = t / CHUNKS;
-        to = stage + F::W + r * PITCH + (T == DI_F8_E4M3 ? t % 8 ^ r % 4 * 2 : t % 4) * 16;
-        const uint8_t *from = w;
+        w += W_BYTES;
+        scale += SCALE_BYTES;
 #pragma unroll
-        for (int i = 0; i < F::W_ROWS / STEP; i++, from += further)
-            cu_cp16(to + i * STEP * PITCH, from);
-        w += T == DI_F8_E4M3 ? RING_K : RING_K / 2;
-        to = stage + F::SCALES + t * 4;
-        if (T == DI_F4_E2M1 || t < 2 * F::WGS)
-            cu_cp<4>(to, scale);
-        if (T == DI_F4_E2M1)
-            cu_cp<4>(to + RING_GROUP * 4, scale + scale_further);
-        scale += 4;
+        for (int p = 0; p < PANELS; p += RING_COPIERS) {
+            if (p + copier < PANELS)
+                cu_bulk_load(stage + F::X + (p + copier) * F::X_PANEL, x + (uint32_t)(p + copier) * panel, panel, bar);
+        }
+        x += (uint32_t)PANELS * panel;
     }
 };
 
 /* ---- multiplying ------------------------------------------------------------------------------------------------- */
 
-/* The activations of 32 outputs: coded, and stored as the codes' values. */
-template <int N>
-__device__ static inline void wide_up_done(const wide_args &a, uint8_t *own, const ring_head &head,
-                                           const float *weights, float (&acc)[N / 2]) {
+/* The activations of 32 outputs: coded, and stored as the codes' values together with the neighbouring warpgroup's.
+ * outs: of the first warpgroup. */
+template <class F, int N>
+__device__ static inline void wide_up_done(const sm90_args &a, uint8_t *outs, const ring_head &head, float weight,
+                                           float (&acc)[N / 2]) {
     int self = wide_self(), t = self % RING_GROUP, wg = self / RING_GROUP;
     int warp = t / DI_WARP, g = t % DI_WARP / 4, c = t % 4;
+    uint8_t *own = outs + wg * F::OUT;
     float *most_of = (float *)(void *)own; /* [warp][row] */
     float *inverse = (float *)(void *)(own + F::OUT_SCALES);
-    uint32_t *scales = (uint32_t *)(void *)(inverse + WIDE_ROWS_MAX);
+    uint32_t *scales = (uint32_t *)(void *)(inverse + F::ROWS);
+    float *weights = (float *)(void *)(scales + F::ROWS);
+    if (t < F::ROWS)
+        weights[t] = weight;
+    cu_bar_sync(1 + wg, RING_GROUP);
 #pragma unroll
     for (int j = 0; j < N / 8; j += 2) {
         float most[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) { /* rows 0, 1, 8, 9 */
             int at = 4 * (j + i / 2) + i % 2;
-            acc[at] = moe_sm90_swiglu(__fmul_rn(acc[at], 0x1p32f), __fmul_rn(acc[at + 2], 0x1p32f),
-                                      weights[8 * j + 2 * c + i / 2 * 8 + i % 2], a.limit);
+            acc[at] = moe_sm90_swiglu(acc[at], acc[at + 2], weights[8 * j + 2 * c + i / 2 * 8 + i % 2], a.limit);
             most[i] = fabsf(acc[at]);
         }
         /* The largest over the 8 lanes that have these rows: twice a lane passes on half of what it has. */
@@ -228,16 +152,16 @@ __device__ static inline void wide_up_done(const wide_args &a, uint8_t *own, con
         most[0] = fmaxf(is_odd ? most[1] : most[0], __shfl_xor_sync(0xFFFFFFFFu, give0, 8));
         most[0] = fmaxf(most[0], __shfl_xor_sync(0xFFFFFFFFu, most[0], 4));
         if (g % 2 == 0)
-            most_of[warp * WIDE_ROWS_MAX + 8 * j + 2 * c + g / 4 * 8 + g / 2 % 2] = most[0];
+            most_of[warp * F::ROWS + 8 * j + 2 * c + g / 4 * 8 + g / 2 % 2] = most[0];
     }
     cu_bar_sync(1 + wg, RING_GROUP);
     if (t < N) {
-        cu_scale s = cu_qa_scale(fmaxf(moe_sm90_most(most_of + t, WIDE_ROWS_MAX), 1e-4f));
+        cu_scale s = cu_qa_scale(fmaxf(moe_sm90_most(most_of + t, F::ROWS), 1e-4f));
         inverse[t] = s.inverse;
         scales[t] = s.byte;
     }
     cu_bar_sync(1 + wg, RING_GROUP);
-    int slot = wide_slot(warp * 8 + g);
+    int slot = moe_sm90_output(warp, g);
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
         int n = 8 * j + 2 * c;
@@ -245,24 +169,24 @@ __device__ static inline void wide_up_done(const wide_args &a, uint8_t *own, con
         own[n * F::OUT_PITCH + slot] = (uint8_t)cu_pack_e4m3(__fmul_rn(acc[4 * j], by.x), 0.0f);
         own[(n + 1) * F::OUT_PITCH + slot] = (uint8_t)cu_pack_e4m3(__fmul_rn(acc[4 * j + 1], by.y), 0.0f);
     }
-    cu_bar_sync(1 + wg, RING_GROUP);
-    uint16_t *act = a.act + (int64_t)head.pair0 * a.inner + (head.part * F::WGS + wg) * 32 + t % 4 * 8;
+    int both = 1 + F::WGS + wg / 2, of_both = self % (2 * RING_GROUP), chunk = of_both % 8;
+    cu_bar_sync(both, 2 * RING_GROUP);
+    const uint8_t *codes = outs + wg / 2 * 2 * F::OUT;
+    const uint32_t *codes_scales = (const uint32_t *)(const void *)(codes + F::OUT_SCALES) + F::ROWS;
+    int panel = head.part * (F::WGS / 2) + wg / 2;
+    uint8_t *act = (uint8_t *)(a.act + (int64_t)head.pair0 * a.inner) + (int64_t)panel * wide_rows(head.n) * 128;
 #pragma unroll 1
-    for (int n = t / 4; n < head.n; n += RING_GROUP / 4) {
-        uint2 codes = *(const uint2 *)(const void *)(own + n * F::OUT_PITCH + t % 4 * 8);
-        uint32_t scale = scales[n], v[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint32_t two = cu_permute(codes.x, codes.y, 0x1000u + (uint32_t)i * 0x2020u);
-            v[i] = tile_x_pair(two, scale);
-        }
-        *(uint4 *)(void *)(act + (int64_t)n * a.inner) = make_uint4(v[0], v[1], v[2], v[3]);
+    for (int n = of_both / 8; n < head.n; n += 2 * RING_GROUP / 8) {
+        const uint8_t *from = codes + n * F::OUT_PITCH + chunk * 4;
+        *(uint4 *)(void *)(act + n * 128 + (chunk ^ n % 8) * 16) =
+            tile_x_pairs(*(const uint32_t *)(const void *)from, *(const uint32_t *)(const void *)(from + F::OUT),
+                         codes_scales[n], codes_scales[n + F::OUT / 4]);
     }
-    cu_bar_sync(1 + wg, RING_GROUP); /* before the next unit's */
+    cu_bar_sync(both, 2 * RING_GROUP); /* before the next unit's */
 }
 
-template <int N>
-__device__ static inline void wide_down_done(const wide_args &a, const ring_head &head, const float (&acc)[N / 2]) {
+template <class F, int N>
+__device__ static inline void wide_down_done(const sm90_args &a, const ring_head &head, const float (&acc)[N / 2]) {
     int t = wide_self(), row = t % 4 * 2; /* warps of all warpgroups have 16 outputs each */
     int out = head.part * F::W_ROWS + t / DI_WARP * 16 + t % DI_WARP / 4 * 2;
     uint16_t *y = a.y + (int64_t)(head.pair0 + row) * a.h + out;
@@ -270,7 +194,7 @@ __device__ static inline void wide_down_done(const wide_args &a, const ring_head
     for (int j = 0; j < N / 8; j++) {
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            uint32_t two = cu_pack_bf16(__fmul_rn(acc[4 * j + e], 0x1p32f), __fmul_rn(acc[4 * j + 2 + e], 0x1p32f));
+            uint32_t two = moe_sm90_result(acc[4 * j + e], acc[4 * j + 2 + e]);
             if (8 * j + e < head.n - row)
                 *(uint32_t *)(void *)(y + e * a.h) = two;
         }
@@ -278,83 +202,108 @@ __device__ static inline void wide_down_done(const wide_args &a, const ring_head
     }
 }
 
-/* Operands A of a lane, group by group. */
-template <di_dtype T, bool IS_DOWN> struct wide_weights {
+/* Operands A of a lane, chunk by chunk: load, then widen. */
+template <class F, di_dtype T, bool IS_DOWN> struct wide_weights {
+    static constexpr int PER = T == DI_F8_E4M3 ? 2 : 4;         /* chunks of 16 bytes */
+    static constexpr int NEXT_ROW = IS_DOWN ? 1 : F::SLABS / 2; /* from octet 0 to 1 of a warp: octets, or slabs */
     const uint8_t *ring;
-    uint32_t from, scale_from; /* in a stage */
-    uint32_t scales[2];
+    uint32_t from, scale_from;     /* in a stage */
+    const uint32_t *fp8_scales[2]; /* from k = 0 on */
+    uint32_t scales[2], power[2];
+    uint4 raw[2];
 
-    __device__ explicit wide_weights(const moe_ring<F> &r) : ring(r.shared) {
+    __device__ wide_weights(const sm90_args &a, const moe_ring<F> &r, const ring_head &head) : ring(r.shared) {
         int t = threadIdx.x, wg = t / RING_GROUP, warp = t / DI_WARP % 4, lane = t % DI_WARP;
-        int row = wg * 64 + warp * 16;
-        if (T == DI_F4_E2M1) { /* what cu_ldmatrix2 reads: rows 0-7 and 8-15 */
-            from = F::W + (row + lane % 16) * F::FP4_PITCH;
-            scale_from = F::SCALES + (row + lane / 4) * 4;
-        } else {
-            from = F::W + (row + lane / 4) * RING_K + lane / 4 % 4 * 32 + lane % 4 * 8;
-            scale_from = F::SCALES + (wg * 2 + (IS_DOWN ? warp / 2 : 0)) * 4;
+        int slab = IS_DOWN ? wg * 2 + warp / 2 : wg, octet = IS_DOWN ? warp % 2 * 2 : warp;
+        from = F::W + slab * F::W_SLAB + octet * 512 + lane * 16;
+        scale_from = F::SCALES + slab * F::SLAB_SCALES + (octet * 8 + lane / 4) * 4;
+        if (T == DI_F8_E4M3) {
+            int64_t words =
+                (int64_t)(head.part * (F::SLABS / (IS_DOWN ? 1 : 2)) + slab) * ((IS_DOWN ? a.inner : a.h) / 128);
+#pragma unroll
+            for (int m = 0; m < 2; m++)
+                fp8_scales[m] = (const uint32_t *)(const void *)head.scale[IS_DOWN ? 0 : m] + words;
         }
     }
-    /* Group g of a stage. */
-    __device__ void widen(uint32_t stage, int g, uint32_t (&to)[2][4]) {
-        constexpr uint32_t NEXT_ROW = (T == DI_F4_E2M1 ? 8 : IS_DOWN ? 0 : 1) * 4; /* between scales of both rows */
+    /* What chunk g of stage kb, which lies at `stage`, needs and is not there yet. */
+    __device__ void load(uint32_t stage, int kb, int g) {
         const uint8_t *at = ring + stage * F::STAGE;
-        if (g == 0) {
 #pragma unroll
-            for (int r = 0; r < 2; r++)
-                scales[r] = wide_scales(*(const uint32_t *)(const void *)(at + scale_from + r * NEXT_ROW));
-        }
-        const uint32_t power[2] = {wide_power<T>(scales[0], g), wide_power<T>(scales[1], g)};
-        uint32_t lo[2], hi[2] = {0, 0};
-        if (T == DI_F4_E2M1) {
-            cu_ldmatrix2(lo, cu_smem(at) + from + g * 16);
-        } else {
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                uint2 codes = *(const uint2 *)(const void *)(at + (from ^ g * 32) + r * (8 * RING_K));
-                lo[r] = codes.x;
-                hi[r] = codes.y;
+        for (int r = 0; r < 2; r++) {
+            if (T == DI_F4_E2M1 && g % 4 == 0)
+                scales[r] = *(const uint32_t *)(const void *)(at + scale_from + g / 4 * (MOE_SLAB * 4) +
+                                                              r * NEXT_ROW * (IS_DOWN ? 32 : F::SLAB_SCALES));
+            if (T == DI_F8_E4M3 && g % 4 == 0) {
+                scales[r] = __ldg(fp8_scales[r] + kb * F::F8_K / 128);
+                if (F::F8_K == 64 && kb % 2) /* the second half of 128 k */
+                    scales[r] = moe_rotate(scales[r], 24);
             }
+            if (g % PER == 0)
+                raw[r] = *(const uint4 *)(const void *)(at + from + r * NEXT_ROW * (IS_DOWN ? 512 : F::W_SLAB) +
+                                                        g / PER * 2048);
         }
-        wide_operands<T>(lo, hi, power, to);
+    }
+    __device__ void widen(int g, uint32_t (&to)[2][4]) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            if (g % 2 == 0)
+                power[r] = moe_powers(scales[r], g / 2 % 2);
+        }
+        moe_sm90_operands<T>(raw, g % PER, power, to);
 #pragma unroll
         for (int i = 0; i < 8; i++)
             cu_pin(to[i / 4][i % 4]); /* made by now */
     }
 };
 
-/* Unit i, whose first stage is there. N: its rows, rounded up. */
-template <di_dtype T, int N, bool IS_DOWN>
-__device__ static inline void wide_unit(const wide_args &a, moe_ring<F> &ring, ring_at<F> &at, int unit) {
-    int n_stages = (IS_DOWN ? a.inner : a.h) / RING_K;
-    wide_weights<T, IS_DOWN> weights(ring);
-    uint32_t w[2][2][4];
+/* Unit i, whose first stage is there. N: its rows, rounded up. While chunks are multiplied the next ones are widened:
+ * BATCH at a time where registers allow it. */
+template <class F, di_dtype T, int N, bool IS_DOWN>
+__device__ static inline void wide_unit(const sm90_args &a, moe_ring<F> &ring, ring_at<F> &at, int unit) {
+    constexpr int K = F::template k<T>(), CHUNKS = K / 32, BATCH = F::ROWS == 128 || CHUNKS == 2 ? 1 : 2;
+    static_assert(CHUNKS / BATCH % 2 == 0, "a stage begins with the first operands");
+    int n_stages = (IS_DOWN ? a.inner : a.h) / K;
+    const ring_head head = *ring.head(unit); /* not overwritten before the next unit's first stages are released */
+    wide_weights<F, T, IS_DOWN> weights(a, ring, head);
+    int self = wide_self() % RING_GROUP;
+    float weight = IS_DOWN ? 0.0f : a.o.pair_weight[head.pair0 + DI_MIN(self, head.n - 1)];
+    uint32_t w[2][BATCH][2][4];
     float acc[N / 2];
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         acc[i] = 0.0f;
-    cu_fence_async(); /* others' copies, seen by this thread, before its multiplies */
-    weights.widen(at.stage, 0, w[0]);
+    weights.load(at.stage, 0, 0);
+#pragma unroll
+    for (int i = 0; i < BATCH; i++)
+        weights.widen(i, w[0][i]);
 #pragma unroll 1
     for (int kb = 0; kb < n_stages; kb++) {
         ring_at<F> next = at;
         next.next();
         uint64_t desc = cu_desc_k128(ring.stage(at.stage) + F::X);
 #pragma unroll
-        for (int g = 0; g < 4; g++) {
+        for (int g = 0; g < CHUNKS; g += BATCH) {
+            int turn = g / BATCH % 2;
+            bool is_more = true;
+            if (g + BATCH < CHUNKS) {
+                weights.load(at.stage, kb, g + BATCH);
+            } else if ((is_more = kb + 1 < n_stages)) {
+                cu_mbar_wait(&ring.full[next.stage], next.parity);
+                weights.load(next.stage, kb + 1, 0);
+            }
             cu_wgmma_fence();
 #pragma unroll
-            for (int step = 0; step < 2; step++)
-                cu_wgmma_bf16_rs<CU_K_MAJOR>(acc, w[g % 2][step],
-                                             cu_desc_add(desc, g / 2 * F::X_PANEL + g % 2 * 64 + step * 32), 1);
+            for (int i = 0; i < 2 * BATCH; i++) {
+                int k = g * 32 + i * 16;
+                cu_wgmma_bf16_rs<CU_K_MAJOR>(acc, w[turn][i / 2][i % 2],
+                                             cu_desc_add(desc, k / 64 * F::X_PANEL + k % 64 * 2), 1);
+            }
             cu_wgmma_commit();
             cu_wgmma_wait<1>(); /* those before have read their words */
-            if (g < 3) {
-                weights.widen(at.stage, g + 1, w[(g + 1) % 2]);
-            } else if (kb + 1 < n_stages) {
-                cu_mbar_wait(&ring.full[next.stage], next.parity);
-                cu_fence_async();
-                weights.widen(next.stage, 0, w[0]);
+            if (is_more) {
+#pragma unroll
+                for (int i = 0; i < BATCH; i++)
+                    weights.widen((g + BATCH) % CHUNKS + i, w[1 - turn][i]);
             }
         }
         cu_wgmma_wait<0>();
@@ -362,44 +311,56 @@ __device__ static inline void wide_unit(const wide_args &a, moe_ring<F> &ring, r
         at = next;
     }
     cu_wgmma_pin(acc);
-    const ring_head head = *ring.head(unit); /* not overwritten before the next unit's first stages are released */
     if (IS_DOWN)
-        wide_down_done<N>(a, head, acc);
+        wide_down_done<F, N>(a, head, acc);
     else
-        wide_up_done<N>(a, ring.shared + F::STAGES * F::STAGE + threadIdx.x / RING_GROUP * F::OUT, head,
-                        F::weights(ring, unit), acc);
+        wide_up_done<F, N>(a, ring.shared + F::STAGES * F::STAGE, head, weight, acc);
 }
 
-template <bool IS_DOWN>
-__device__ inline void wide_form::unit(const wide_args &a, moe_ring<F> &ring, ring_at<F> &at, int unit) {
-    int n = ring.head(unit)->n;
-    if (ring.head(unit)->is_fp8) {
-        if (n <= 64)
-            wide_unit<DI_F8_E4M3, 64, IS_DOWN>(a, ring, at, unit);
-        else
-            wide_unit<DI_F8_E4M3, 128, IS_DOWN>(a, ring, at, unit);
-    } else if (n <= 32) {
-        wide_unit<DI_F4_E2M1, 32, IS_DOWN>(a, ring, at, unit);
-    } else if (n <= 64) {
-        wide_unit<DI_F4_E2M1, 64, IS_DOWN>(a, ring, at, unit);
-    } else if (n <= 80) {
-        wide_unit<DI_F4_E2M1, 80, IS_DOWN>(a, ring, at, unit);
-    } else if (n <= 96) {
-        wide_unit<DI_F4_E2M1, 96, IS_DOWN>(a, ring, at, unit);
-    } else if (n <= 112) {
-        wide_unit<DI_F4_E2M1, 112, IS_DOWN>(a, ring, at, unit);
-    } else {
-        wide_unit<DI_F4_E2M1, 128, IS_DOWN>(a, ring, at, unit);
+/* By the narrowest width that holds n rows, N or less. */
+template <class F, di_dtype T, int N, bool IS_DOWN>
+__device__ static inline void wide_fit(const sm90_args &a, moe_ring<F> &ring, ring_at<F> &at, int unit, int n) {
+    constexpr int STEP = T == DI_F8_E4M3 || N <= 32 ? N / 2 : 16;
+    if constexpr (N - STEP >= F::ROWS / 4 && N > 16) {
+        if (n <= N - STEP) {
+            wide_fit<F, T, N - STEP, IS_DOWN>(a, ring, at, unit, n);
+            return;
+        }
     }
+    wide_unit<F, T, N, IS_DOWN>(a, ring, at, unit);
 }
 
-template <bool IS_DOWN> __global__ void __launch_bounds__(F::THREADS, 1) moe_wide(const __grid_constant__ wide_args a) {
+template <int TILE_ROWS>
+template <bool IS_DOWN>
+__device__ inline void wide_form<TILE_ROWS>::unit(const sm90_args &a, moe_ring<wide_form> &ring, ring_at<wide_form> &at,
+                                                  int unit) {
+    int n = ring.head(unit)->n;
+    if (ring.head(unit)->is_fp8)
+        wide_fit<wide_form, DI_F8_E4M3, TILE_ROWS, IS_DOWN>(a, ring, at, unit, n);
+    else
+        wide_fit<wide_form, DI_F4_E2M1, TILE_ROWS, IS_DOWN>(a, ring, at, unit, n);
+}
+
+template <int TILE_ROWS, bool IS_DOWN>
+__global__ void __launch_bounds__(wide_form<TILE_ROWS>::THREADS, 1) moe_wide(const __grid_constant__ sm90_args a) {
     DI_DYN_SHARED(uint8_t, shared);
-    ring_run<F, IS_DOWN>(a, shared);
+    ring_run<wide_form<TILE_ROWS>, IS_DOWN>(a, shared);
 }
 
-void di_moe_wide(const di_stream *stream, const wide_args &a) {
+template <int TILE_ROWS> static void wide_launch(const di_stream *stream, const sm90_args &a) {
+    typedef wide_form<TILE_ROWS> F;
     unsigned n = (unsigned)stream->dev->n_sms;
-    DI_LAUNCH_PDL((moe_wide<false>), n, F::THREADS, F::BYTES, stream->stream, a);
-    DI_LAUNCH_PDL((moe_wide<true>), n, F::THREADS, F::BYTES, stream->stream, a);
+    DI_LAUNCH_PDL((moe_wide<TILE_ROWS, false>), n, F::THREADS, F::BYTES, stream->stream, a);
+    DI_LAUNCH_PDL((moe_wide<TILE_ROWS, true>), n, F::THREADS, F::BYTES, stream->stream, a);
+}
+
+void di_moe_wide(const di_stream *stream, const sm90_args &a, const uint8_t *x, const uint8_t *x_scale) {
+    dim3 grid((unsigned)(a.h / 64 + 7) / 8, (unsigned)a.o.tiles_max);
+    DI_LAUNCH_PDL(wide_gather, grid, 256, 0, stream->stream, a.o, x, x_scale, (uint16_t *)a.x, a.h);
+    if (a.o.tile_rows <= 32)
+        wide_launch<32>(stream, a);
+    else if (a.o.tile_rows <= 64)
+        wide_launch<64>(stream, a);
+    else
+        wide_launch<128>(stream, a);
 }

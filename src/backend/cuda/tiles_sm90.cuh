@@ -361,16 +361,31 @@ template <di_dtype T> struct tile_piece_type;
 template <> struct tile_piece_type<DI_F4_E2M1> { typedef uint2 load; };
 template <> struct tile_piece_type<DI_BF16> { typedef uint4 load; };
 
-/* Two codes in bytes 1 and 3 times their scale, exact; NaN stays NaN. */
-__device__ static inline uint32_t tile_x_pair(uint32_t w, uint32_t b) {
-    uint32_t f = tile_factor<DI_F8_E4M3>(b), f2, v = tile_place_e4m3(w);
+/* The low half of one word, the high half of another. */
+__device__ static inline uint32_t tile_halves(uint32_t lo, uint32_t hi) {
+    return (lo & 0xFFFFu) | (hi & 0xFFFF0000u);
+}
+/* Two codes in bytes 1 and 3 times their scales, exact; NaN stays NaN. */
+__device__ static inline uint32_t tile_x_pair(uint32_t w, uint32_t b_lo, uint32_t b_hi) {
+    constexpr di_dtype T = DI_F8_E4M3;
+    uint32_t f_lo = tile_factor<T>(b_lo), f_hi = tile_factor<T>(b_hi), v = tile_place_e4m3(w);
     uint32_t nan = (((v & 0x07F007F0u) + 0x00100010u) & 0x08000800u) >> 11; /* 1 where the code is 7F or FF */
     v |= nan * 0x7FC0u;
-    if (tile_is_large<DI_F8_E4M3>(b)) {
-        tile_factors_large<DI_F8_E4M3>(b, f, f2);
-        v = cu_mul_bf16x2(v, f2);
+    if (tile_is_large<T>(b_lo) || tile_is_large<T>(b_hi)) {
+        uint32_t lo, hi;
+        tile_factors_large<T>(b_lo, f_lo, lo);
+        tile_factors_large<T>(b_hi, f_hi, hi);
+        v = cu_mul_bf16x2(v, tile_halves(lo, hi));
     }
-    return cu_mul_bf16x2(v, f);
+    return cu_mul_bf16x2(v, tile_halves(f_lo, f_hi));
+}
+/* Four codes of each of two groups, pair by pair. */
+__device__ static inline uint4 tile_x_pairs(uint32_t lo, uint32_t hi, uint32_t b_lo, uint32_t b_hi) {
+    uint32_t v[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        v[i] = tile_x_pair(cu_permute(lo, hi, 0x4000u + (uint32_t)i * 0x1010u), b_lo, b_hi);
+    return make_uint4(v[0], v[1], v[2], v[3]);
 }
 
 template <di_dtype T> struct tile_piece {
@@ -410,7 +425,7 @@ template <> __device__ inline void tile_piece<DI_F4_E2M1>::store(uint8_t *tile, 
         uint32_t sel = (uint32_t)(j << 4 | (4 + j) << 12), q[4];
 #pragma unroll
         for (int c = 0; c < 4; c++)
-            q[c] = tile_x_pair(__byte_perm(v[c].x, v[c].y, sel), scales >> c * 8 & 255);
+            q[c] = tile_x_pair(__byte_perm(v[c].x, v[c].y, sel), scales >> c * 8 & 255, scales >> c * 8 & 255);
         *(uint4 *)(tile + cu_sw128(n, p * 64 + j * 16, n_rows)) = make_uint4(q[0], q[1], q[2], q[3]);
     }
 }
