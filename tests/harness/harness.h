@@ -47,6 +47,7 @@ const char *di_test_tmp(const char *name);
         print_message("[  REASON  ] %s: ", __func__);                                                                  \
         print_message(__VA_ARGS__);                                                                                    \
         print_message("\n");                                                                                           \
+        di_test_leave_property();                                                                                      \
         skip();                                                                                                        \
     } while (0)
 
@@ -63,6 +64,8 @@ const char *di_test_tmp(const char *name);
     static void property_name##_body(uint64_t seed)
 
 void di_test_property(const char *name, void (*body)(uint64_t seed), int n_runs);
+/* The property that runs, if one does, ends here without having failed: it is skipped. */
+void di_test_leave_property(void);
 
 /* Random numbers of a property: splitmix64; an integer of [low, high]; a double of [0, 1). */
 uint64_t di_test_random(uint64_t *rng);

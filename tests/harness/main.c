@@ -117,6 +117,10 @@ void di_test_property(const char *name, void (*body)(uint64_t seed), int n_runs)
     running_property = NULL;
 }
 
+void di_test_leave_property(void) {
+    running_property = NULL;
+}
+
 bool di_test_is_sanitized(void) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     return true;

@@ -41,6 +41,8 @@ static bool fast_expert_fits(const di_expert *e, size_t scale_align) {
     return true;
 }
 
+enum { PLACE_THREADS = 1024 }; /* one block fits a multiprocessor */
+
 /* Slabs of matrix blockIdx.y (three of an expert), one of a block at a time, with their scales. */
 template <bool IS_F8>
 __device__ static inline void place_mat(const di_mat &w, int32_t mat, uint32_t *slab, int32_t *refused) {
@@ -65,10 +67,8 @@ __device__ static inline void place_mat(const di_mat &w, int32_t mat, uint32_t *
 #pragma unroll
             for (int k = 0; k < 64; k++) {
                 moe_place p = moe_place_of(k);
-                uint32_t code = from[k / EACH] >> k % EACH * BITS;
-#pragma unroll
-                for (int bit = 0; bit < BITS; bit++)
-                    to[moe_place_word(p, IS_F8)] |= (code >> (BITS - 1 - bit) & 1u) << moe_place_bit(p, IS_F8, bit);
+                uint32_t code = from[k / EACH] >> k % EACH * BITS & ((1u << BITS) - 1u);
+                to[moe_place_word(p, IS_F8)] |= moe_place_bits(p, IS_F8, code);
             }
 #pragma unroll
             for (int i = 0; i < WORDS; i++)
@@ -92,7 +92,7 @@ __device__ static inline void place_mat(const di_mat &w, int32_t mat, uint32_t *
         }
     }
 }
-__global__ void __launch_bounds__(256) place_experts(const di_expert *table, int32_t *refused) {
+__global__ void __launch_bounds__(PLACE_THREADS) place_experts(const di_expert *table, int32_t *refused) {
     DI_DYN_SHARED(uint32_t, slab);
     const di_expert *e = &table[blockIdx.y / 3];
     const di_mat w = blockIdx.y % 3 == 0 ? e->w1 : blockIdx.y % 3 == 1 ? e->w3 : e->w2;
@@ -127,8 +127,8 @@ static di_status place_all(di_device *dev, const di_expert *host, int32_t n_all,
         st = di_cuda_check(cudaMemcpy(p + n_bytes, &refused, sizeof refused, cudaMemcpyHostToDevice), err, "copying");
     if (!st && slab) {
         di_expert *table = (di_expert *)(void *)p;
-        DI_LAUNCH((place_experts), dim3(16, 3 * (unsigned)n_all), 256, slab, (cudaStream_t)0, (const di_expert *)table,
-                  (int32_t *)(void *)(p + n_bytes));
+        DI_LAUNCH((place_experts), dim3(16, 3 * (unsigned)n_all), PLACE_THREADS, slab, (cudaStream_t)0,
+                  (const di_expert *)table, (int32_t *)(void *)(p + n_bytes));
         st = di_cuda_check(cudaMemcpy(&refused, p + n_bytes, sizeof refused, cudaMemcpyDeviceToHost), err,
                            "laying experts out");
     }

@@ -71,16 +71,6 @@ __device__ static inline uint32_t moe_powers(uint32_t scales, int i) {
 
 /* ---- the slow way, value by value ---- */
 
-/* Where a register's code lies in its word: bits of sign, then of the rest from the highest; the high half's are 16
- * places on, round the word. */
-__device__ static inline int moe_f4_bit(int i, int bit) {
-    const uint32_t places[4] = {0x0607080Fu, 0x090A0B12u, 0x0C0D0E15u, 0x03040001u};
-    return places[i] >> bit * 8 & 255;
-}
-__device__ static inline int moe_f8_bit(int i, int bit) {
-    return i == 0 ? (bit == 0 ? 15 : 11 - bit) : bit == 0 ? 11 : bit < 4 ? 15 - bit : 7 - bit;
-}
-
 /* Of value k of a block of 64: its register (j: of the lane's eight), lane of the row, half. */
 typedef struct moe_place {
     int j, c, half;
@@ -88,13 +78,26 @@ typedef struct moe_place {
 __device__ static inline moe_place moe_place_of(int k) {
     return moe_place{k % 32 / 8 * 2 + k % 8 / 4, k % 4, k / 32};
 }
-/* Where that register lies in its row's words of the block, chunk by chunk and lane by lane; and its code's bit in the
- * word. */
+/* Where that register lies in its row's words of the block, chunk by chunk and lane by lane. */
 __device__ static inline int moe_place_word(const moe_place &p, bool is_f8) {
     return is_f8 ? (p.j / 4 * 4 + p.c) * 2 + p.j % 4 / 2 : p.j / 4 * 4 + p.c;
 }
-__device__ static inline int moe_place_bit(const moe_place &p, bool is_f8, int bit) {
-    return ((is_f8 ? moe_f8_bit(p.j % 2, bit) : moe_f4_bit(p.j % 4, bit)) + 16 * p.half) % 32;
+/* A code's bits in that word, and the code again. */
+__device__ static inline uint32_t moe_place_bits(const moe_place &p, bool is_f8, uint32_t code) {
+    int i = p.j % (is_f8 ? 2 : 4);
+    uint32_t bits;
+    if (is_f8)
+        bits = i == 0 ? (code & 0x80u) << 8 | (code & 0x7Fu) << 4
+                      : (code & 0x80u) << 4 | (code & 0x70u) << 8 | (code & 15u);
+    else if (i < 3)
+        bits = moe_rotate((code & 8u) << 12 | (code & 7u) << 6, (32u - 3u * (uint32_t)i) % 32u);
+    else
+        bits = (code & 8u) >> 2 | (code & 4u) >> 2 | (code & 3u) << 3;
+    return moe_rotate(bits, 16u * (uint32_t)p.half);
+}
+__device__ static inline uint32_t moe_place_code(const moe_place &p, bool is_f8, uint32_t word) {
+    uint32_t pair = is_f8 ? moe_f8_register(word, p.j % 2) : moe_f4_register(word, p.j % 4), v = pair >> 16 * p.half;
+    return is_f8 ? (v >> 8 & 0x80u) | (v >> 4 & 0x7Fu) : (v >> 12 & 8u) | (v >> 6 & 7u);
 }
 /* Where such a word of block b of row i lies in the words of the slab. */
 __device__ static inline int32_t moe_place_at(int i, int32_t b, int word, bool is_f8) {
@@ -115,9 +118,8 @@ __device__ static inline float moe_mat_load(const di_mat &w, int64_t o, int64_t 
     const uint32_t *slab = (const uint32_t *)w.data + o / MOE_SLAB * (w.n_in * (is_f8 ? 8 : 4));
     moe_place p = moe_place_of((int)(i % 64));
     int row = (int)(o % MOE_SLAB), piece = (int)(i / 128);
-    uint32_t word = slab[moe_place_at(row, (int32_t)(i / 64), moe_place_word(p, is_f8), is_f8)], code = 0;
-    for (int bit = 0; bit < (is_f8 ? 8 : 4); bit++)
-        code = code << 1 | (word >> moe_place_bit(p, is_f8, bit) & 1u);
+    uint32_t word = slab[moe_place_at(row, (int32_t)(i / 64), moe_place_word(p, is_f8), is_f8)];
+    uint32_t code = moe_place_code(p, is_f8, word);
     const uint32_t *slab_scales = (const uint32_t *)(const void *)w.scale + o / MOE_SLAB * (w.n_in / (is_f8 ? 128 : 4));
     uint32_t scales = slab_scales[is_f8 ? piece : moe_place_scale(row, piece)];
     uint32_t exponent = moe_powers(scales, (int)(i % 128 / 64)) >> (i % 64 < 32 ? 7 : 23) & 255u;
