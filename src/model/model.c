@@ -79,6 +79,7 @@ static di_status place_experts(di_model *mo, di_error *err) {
     for (int32_t l = 0; l < n_blocks && !st; l++) {
         di_block_weights *w = &mo->weights.blocks[l];
         st = mo->backend.device->experts_place(mo->device, w->experts, w->n_experts, &w->shared, &w->expert_table, err);
+        st = di_error_context(err, st, "experts of layer %d", (int)l);
     }
     return st;
 }

@@ -369,6 +369,10 @@ DI_PROPERTY(large_scales_are_refused, 1) {
                 strstr(err.message, i < 2 ? "expert 0, 'w3': a scale of byte 161 (2^34), expected 160 (2^33)"
                                           : "expert 0, 'w3': a scale of byte 167 (2^40), expected 166 (2^39)"));
             assert_null(table);
+            di_expert shared = {twin_mat_in(&t, &e.w1), twin_mat_in(&t, &e.w3), twin_mat_in(&t, &e.w2)};
+            assert_int_equal(t.gpu.device->experts_place(t.dev, NULL, 0, &shared, &table, &err), DI_ERR_FORMAT);
+            assert_non_null(strstr(err.message, "shared expert 0, 'w3': a scale of byte"));
+            assert_null(table);
         } else {
             di_test_ok(st, &err);
             t.gpu.device->free(t.dev, table);

@@ -13,15 +13,16 @@
 
 /* ---- the table of experts ---------------------------------------------------------------------------------------- */
 
+static const char *const expert_names[3] = {"w1", "w3", "w2"};
+
 static di_status expert_check(const di_expert *e, const di_expert *like, bool is_same_format, const char *who,
                               int32_t i, di_error *err) {
     const di_mat *m[3] = {&e->w1, &e->w3, &e->w2}, *l[3] = {&like->w1, &like->w3, &like->w2};
-    static const char *const names[3] = {"w1", "w3", "w2"};
     for (int j = 0; j < 3; j++) {
         if (!di_cuda_is_mat(m[j]) || m[j]->n_out != l[j]->n_out || m[j]->n_in != l[j]->n_in ||
             (is_same_format && m[j]->dtype != l[j]->dtype))
             return di_fail(err, DI_ERR_SHAPE, "nvidia: %s expert %d, '%s': %s [%lld,%lld], expected %s [%lld,%lld]",
-                           who, (int)i, names[j], di_dtype_name(m[j]->dtype), (long long)m[j]->n_out,
+                           who, (int)i, expert_names[j], di_dtype_name(m[j]->dtype), (long long)m[j]->n_out,
                            (long long)m[j]->n_in, is_same_format ? di_dtype_name(l[j]->dtype) : "a matrix",
                            (long long)l[j]->n_out, (long long)l[j]->n_in);
     }
@@ -112,7 +113,8 @@ static void mark_placed(di_expert *e) {
         m[i]->dtype = (di_dtype)(m[i]->dtype == DI_F8_E4M3 ? MOE_F8_PLACED : MOE_F4_PLACED);
 }
 
-/* The table of host [n_all] on the device. slab: of those that are marked to be placed, at most; 0: none is. */
+/* The table of host [n_all], the shared expert last, on the device. slab: of those that are marked to be placed, at
+ * most; 0: none is. */
 static di_status place_all(di_device *dev, const di_expert *host, int32_t n_all, size_t slab, di_expert **out,
                            di_error *err) {
     size_t n_bytes = (size_t)n_all * sizeof *host;
@@ -124,23 +126,24 @@ static di_status place_all(di_device *dev, const di_expert *host, int32_t n_all,
     if (!st)
         st = di_cuda_check(cudaMemcpy(p, host, n_bytes, cudaMemcpyHostToDevice), err, "copying a table of experts");
     if (!st)
-        st = di_cuda_check(cudaMemcpy(p + n_bytes, &refused, sizeof refused, cudaMemcpyHostToDevice), err, "copying");
+        st = di_cuda_check(cudaMemset(p + n_bytes, 0, sizeof refused), err, "clearing what was refused");
     if (!st && slab) {
         di_expert *table = (di_expert *)(void *)p;
         DI_LAUNCH((place_experts), dim3(16, 3 * (unsigned)n_all), PLACE_THREADS, slab, (cudaStream_t)0,
                   (const di_expert *)table, (int32_t *)(void *)(p + n_bytes));
-        st = di_cuda_check(cudaMemcpy(&refused, p + n_bytes, sizeof refused, cudaMemcpyDeviceToHost), err,
-                           "laying experts out");
+        st = di_cuda_check(cudaGetLastError(), err, "starting to lay experts out");
+        if (!st)
+            st = di_cuda_check(cudaMemcpy(&refused, p + n_bytes, sizeof refused, cudaMemcpyDeviceToHost), err,
+                               "laying experts out");
     }
     if (!st && refused) {
-        static const char *const names[3] = {"w1", "w3", "w2"};
-        int mat = (refused - 1) >> 8, scale = (refused - 1) & 255;
-        const di_expert *e = &host[mat / 3];
-        int most = 254 - (e->w1.dtype == (di_dtype)MOE_F8_PLACED ? MOE_F8_EXPONENT : MOE_F4_EXPONENT);
+        int mat = (refused - 1) >> 8, scale = (refused - 1) & 255, i = mat / 3;
+        int most = 254 - (host[i].w1.dtype == (di_dtype)MOE_F8_PLACED ? MOE_F8_EXPONENT : MOE_F4_EXPONENT);
+        bool is_shared = i == n_all - 1;
         st = di_fail(err, DI_ERR_FORMAT,
-                     "nvidia: expert %d%s, '%s': a scale of byte %d (2^%d), expected %d (2^%d) at most; "
+                     "nvidia: %s expert %d, '%s': a scale of byte %d (2^%d), expected %d (2^%d) at most; "
                      "--device-kernels portable takes any",
-                     mat / 3, mat / 3 == n_all - 1 ? " or the shared one" : "", names[mat % 3], scale, scale - 127,
+                     is_shared ? "shared" : "routed", is_shared ? 0 : i, expert_names[mat % 3], scale, scale - 127,
                      most, most - 127);
     }
     if (st)
@@ -215,7 +218,6 @@ size_t di_moe_order_cut(const di_moe_args *a, int64_t row0, int64_t n_rows, int3
     o.per_row = per_row;
     o.tile_rows = tile_rows;
     o.tiles_max = (int32_t)n_tiles;
-    o.pairs_max = (int32_t)pairs_max;
     size_t total = 0;
 #define CUT(field, type, n)                                                                                            \
     do {                                                                                                               \
@@ -245,19 +247,15 @@ __device__ static inline int32_t order_tiles(const moe_order &o, int32_t n) {
     return (n + o.tile_rows - 1) / o.tile_rows;
 }
 
-/* Places of an expert's n pairs. */
-__device__ static inline int32_t order_places(int32_t n) {
-    return (n + 7) / 8 * 8;
-}
 /* Where routed pairs begin. */
 __device__ static inline int32_t order_routed(const moe_order &o) {
-    return o.per_row > o.k ? order_places(o.n_rows) : 0;
+    return o.per_row > o.k ? moe_places(o.n_rows) : 0;
 }
 
 /* Tiles of an expert, as even as multiples of 8 allow. */
 __device__ static inline void order_put_tile(const moe_order &o, int32_t expert, int32_t pair0, int32_t n,
                                              int32_t first, int32_t t) {
-    int32_t count = order_tiles(o, n), size = ((n + count - 1) / count + 7) / 8 * 8;
+    int32_t count = order_tiles(o, n), size = moe_places((n + count - 1) / count);
     const di_expert *w = &o.table[expert];
     moe_tile tile = {expert,
                      pair0 + t * size,
@@ -328,7 +326,7 @@ __global__ void __launch_bounds__(ORDER_SMALL) order_small(moe_order o, moe_wide
     }
     __syncthreads();
     /* Sums of places (low half) and tiles (high half) over the experts below. */
-    int32_t mine = t < o.n_experts ? count[t] : 0, both = order_places(mine) | order_tiles(o, mine) << 16, sum = both;
+    int32_t mine = t < o.n_experts ? count[t] : 0, both = moe_places(mine) | order_tiles(o, mine) << 16, sum = both;
     for (int step = 1; step < DI_WARP; step <<= 1) {
         int32_t below = __shfl_up_sync(0xFFFFFFFFu, sum, step);
         sum += t % DI_WARP >= step ? below : 0;
@@ -388,7 +386,7 @@ __global__ void __launch_bounds__(ORDER_THREADS) order_place(moe_order o) {
     int32_t e = (int32_t)blockIdx.x, t = (int32_t)threadIdx.x, n = o.n_rows * o.k, pairs = 0, tiles = 0;
     bool has_shared = o.per_row > o.k;
     for (int32_t i = t; i < e; i += ORDER_THREADS) {
-        pairs += order_places(o.count[i]);
+        pairs += moe_places(o.count[i]);
         tiles += order_tiles(o, o.count[i]);
     }
     pairs = order_routed(o) + order_block_sum(pairs, sums);
@@ -453,9 +451,9 @@ void di_moe_order_start(const di_stream *stream, const moe_order *o, const moe_w
 
 /* ---- the host's side of the fast kernels ------------------------------------------------------------------------- */
 
-bool di_moe_fast_fits(const di_moe_args *a, int64_t h_step, int64_t inner_step, size_t scale_align) {
-    if (a->x.dtype != DI_F8_E4M3 || a->x.n_cols % h_step || di_moe_inner(a) % inner_step ||
-        a->x.stride != a->x.n_cols || (uintptr_t)a->x.data % 16 || (uintptr_t)a->x.scale % scale_align)
+bool di_moe_fast_fits(const di_moe_args *a, size_t scale_align) {
+    if (a->x.dtype != DI_F8_E4M3 || a->x.stride != a->x.n_cols || (uintptr_t)a->x.data % 16 ||
+        (uintptr_t)a->x.scale % scale_align)
         return false;
     for (int32_t e = 0; a->k && e < a->n_experts; e++) {
         if (!fast_expert_fits(&a->experts[e], scale_align))

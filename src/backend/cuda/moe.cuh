@@ -33,7 +33,7 @@ typedef struct moe_order {
     int32_t n_rows, k, n_experts; /* as in the call */
     int32_t per_row;              /* pairs of a row: k, and one more with a shared expert */
     int32_t tile_rows;            /* most pairs of a tile, a multiple of 8 */
-    int32_t tiles_max, pairs_max; /* whatever is chosen */
+    int32_t tiles_max;            /* whatever is chosen */
     int32_t *count;               /* [n_experts] */
     int32_t *pair_row;            /* [pairs_max] */
     float *pair_weight;           /* [pairs_max], 1 for the shared expert */
@@ -42,7 +42,11 @@ typedef struct moe_order {
     int32_t *head;                /* [MOE_HEAD] */
 } moe_order;
 
-/* Pairs of so many rows and the gaps between experts, at most. */
+/* Places of n pairs of one expert, or of a tile's. */
+__host__ __device__ static inline int32_t moe_places(int32_t n) {
+    return (n + 7) / 8 * 8;
+}
+/* pairs_max above: places of so many rows' pairs, whatever is chosen. */
 static inline int64_t di_moe_pairs_max(const di_moe_args *a, int64_t n_rows) {
     int64_t routed = n_rows * a->k;
     return routed + 7 * DI_MIN(routed, (int64_t)a->n_experts) + (a->shared ? n_rows + 7 : 0);
@@ -83,8 +87,8 @@ static inline int64_t di_moe_inner(const di_moe_args *a) {
 enum { W1, W3, W2 };            /* places of a tile's matrices */
 enum { MOE_PASS_ROWS = 32768 }; /* rows at once: bounds the scratch */
 
-/* Whether activations and experts are such, h and inner multiples of the steps, scales aligned. (moe.cu) */
-bool di_moe_fast_fits(const di_moe_args *a, int64_t h_step, int64_t inner_step, size_t scale_align);
+/* Whether activations and experts are such, and scales aligned; sizes are each chip's own matter. (moe.cu) */
+bool di_moe_fast_fits(const di_moe_args *a, size_t scale_align);
 /* All but y, of rows [row0, row0 + n_rows); the order lies at base. (moe.cu) */
 void di_moe_fast_begin(const di_moe_args *a, int64_t row0, int64_t n_rows, int32_t tile_rows, uint8_t *base,
                        moe_fast_args *out);

@@ -37,7 +37,7 @@ enum {
  */
 
 typedef struct few_unit {
-    int32_t expert, pair0, n, part;
+    int32_t pair0, n, part;
     const uint8_t *data[3], *scale[3];
     bool is_fp8;
 } few_unit;
@@ -46,7 +46,6 @@ __device__ static inline bool few_find(const sm90_args &a, int32_t parts, few_un
     const moe_tile *tile = moe_sm90_find(a.o, (int32_t)blockIdx.x, parts, u.part);
     if (!tile)
         return false;
-    u.expert = tile->expert;
     u.pair0 = tile->pair0;
     u.n = tile->n;
 #pragma unroll
@@ -54,7 +53,7 @@ __device__ static inline bool few_find(const sm90_args &a, int32_t parts, few_un
         u.data[m] = tile->data[m];
         u.scale[m] = tile->scale[m];
     }
-    u.is_fp8 = moe_sm90_is_fp8(a, u.expert);
+    u.is_fp8 = moe_sm90_is_fp8(a, tile->expert);
     return true;
 }
 
@@ -301,7 +300,7 @@ static void few_products(const di_stream *stream, const sm90_args &f) {
 
 bool di_moe_sm90_fits(const di_stream *stream, const di_moe_args *a) {
     return stream->dev->arch == DI_CUDA_SM90 && di_moe_placed_fits(a->x.n_cols, di_moe_inner(a)) &&
-           di_moe_fast_fits(a, 256, 256, 8);
+           di_moe_fast_fits(a, 8);
 }
 
 /* Rows of a tile, by the rows that an expert has on average; it changes no bits. */

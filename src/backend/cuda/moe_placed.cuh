@@ -35,13 +35,8 @@
 enum { MOE_F4_PLACED = 64, MOE_F8_PLACED };
 enum { MOE_SLAB = 32 };
 
-enum {
-    MOE_F4_EXPONENT = 126 - 32, /* what is added to a stored scale */
-    MOE_F8_EXPONENT = 120 - 32,
-    MOE_F4_MASK = (int)0x81C081C0,
-    MOE_F8_MASK = (int)0x87F087F0,
-    MOE_SCALE_MASK = 0x7F807F80,
-};
+enum { MOE_F4_EXPONENT = 126 - 32, MOE_F8_EXPONENT = 120 - 32 }; /* what is added to a stored scale */
+static constexpr uint32_t MOE_F4_MASK = 0x81C081C0u, MOE_F8_MASK = 0x87F087F0u, MOE_SCALE_MASK = 0x7F807F80u;
 
 __device__ static inline uint32_t moe_rotate(uint32_t w, uint32_t right) {
     return __funnelshift_r(w, w, right);
@@ -51,22 +46,22 @@ __device__ static inline uint32_t moe_rotate(uint32_t w, uint32_t right) {
 __device__ static inline uint32_t moe_f4_register(uint32_t w, int i) {
     switch (i) {
     case 0:
-        return w & (uint32_t)MOE_F4_MASK;
+        return w & MOE_F4_MASK;
     case 1:
-        return moe_rotate(w, 3) & (uint32_t)MOE_F4_MASK;
+        return moe_rotate(w, 3) & MOE_F4_MASK;
     case 2:
-        return moe_rotate(w, 6) & (uint32_t)MOE_F4_MASK;
+        return moe_rotate(w, 6) & MOE_F4_MASK;
     default: /* bits 1, 0, 4, 3 of a half to 15, 8, 7, 6 */
-        return (w & 0x001B001Bu) * (1u << 14 | 1u << 8 | 1u << 3) & (uint32_t)MOE_F4_MASK;
+        return (w & 0x001B001Bu) * (1u << 14 | 1u << 8 | 1u << 3) & MOE_F4_MASK;
     }
 }
 __device__ static inline uint32_t moe_f8_register(uint32_t w, int i) {
-    return i == 0 ? w & (uint32_t)MOE_F8_MASK /* bits 11, 14..12 and 3..0 of a half to 15, 10..8 and 7..4 */
+    return i == 0 ? w & MOE_F8_MASK /* bits 11, 14..12 and 3..0 of a half to 15, 10..8 and 7..4 */
                   : (w << 4 & 0x80F080F0u) | (w >> 4 & 0x07000700u);
 }
 /* Powers of two of groups 2i and 2i + 1 as a pair. */
 __device__ static inline uint32_t moe_powers(uint32_t scales, int i) {
-    return (i ? moe_rotate(scales, 24) : scales) & (uint32_t)MOE_SCALE_MASK;
+    return (i ? moe_rotate(scales, 24) : scales) & MOE_SCALE_MASK;
 }
 
 /* ---- the slow way, value by value ---- */

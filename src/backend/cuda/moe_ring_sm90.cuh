@@ -74,14 +74,9 @@ template <class F> struct moe_ring {
     }
 };
 
-/* Shares of a matrix, a multiple of four: h and inner are multiples of 256. */
-template <bool IS_DOWN> __device__ static inline int32_t ring_shares(const moe_fast_args &a) {
-    return IS_DOWN ? a.h / 64 : a.inner / 32;
-}
-
-template <class F, di_dtype T, bool IS_DOWN, class A>
-__device__ static inline void ring_produce(const A &a, const moe_ring<F> &ring, ring_at<F> &at, const moe_tile *tile,
-                                           int32_t part) {
+template <class F, di_dtype T, bool IS_DOWN>
+__device__ static inline void ring_produce(const sm90_args &a, const moe_ring<F> &ring, ring_at<F> &at,
+                                           const moe_tile *tile, int32_t part) {
     typename F::template copy<T, IS_DOWN> copy(a, tile, part);
     int n_stages = (IS_DOWN ? a.inner : a.h) / F::template k<T>();
 #pragma unroll 1
@@ -92,9 +87,10 @@ __device__ static inline void ring_produce(const A &a, const moe_ring<F> &ring, 
 }
 
 /* All units of the block, by the threads that copy. */
-template <class F, bool IS_DOWN, class A>
-__device__ static inline void ring_copy_all(const A &a, const moe_ring<F> &ring) {
-    int32_t parts = (ring_shares<IS_DOWN>(a) + F::SHARES - 1) / F::SHARES, part, i = 0;
+template <class F, bool IS_DOWN>
+__device__ static inline void ring_copy_all(const sm90_args &a, const moe_ring<F> &ring) {
+    static_assert(F::SHARES == 4, "h and inner are multiples of 256");
+    int32_t parts = (IS_DOWN ? a.h / 64 : a.inner / 32) / F::SHARES, part, i = 0;
     ring_at<F> at;
     const moe_tile *tile;
     for (; (tile = moe_sm90_find(a.o, (int32_t)(blockIdx.x + i * gridDim.x), parts, part)); i++) {
@@ -115,7 +111,7 @@ __device__ static inline void ring_copy_all(const A &a, const moe_ring<F> &ring)
 }
 
 /* The kernel of a form. */
-template <class F, bool IS_DOWN, class A> __device__ static inline void ring_run(const A &a, uint8_t *shared) {
+template <class F, bool IS_DOWN> __device__ static inline void ring_run(const sm90_args &a, uint8_t *shared) {
     moe_ring<F> ring(shared);
     ring.init();
     cu_grid_begin();

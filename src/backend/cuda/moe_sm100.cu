@@ -174,7 +174,8 @@ __global__ void __launch_bounds__(THREADS) moe100(const __grid_constant__ moe100
 /* ---- host -------------------------------------------------------------------------------------------------------- */
 
 bool di_moe_sm100_fits(const di_stream *stream, const di_moe_args *a) {
-    return stream->dev->arch == DI_CUDA_SM100 && di_moe_fast_fits(a, TC_M, TC_K, 4);
+    return stream->dev->arch == DI_CUDA_SM100 && a->x.n_cols % TC_M == 0 && di_moe_inner(a) % TC_K == 0 &&
+           di_moe_fast_fits(a, 4);
 }
 
 /* Rows of a tile, by the rows that an expert has on average; it is the batch's choice, and changes no bits. */

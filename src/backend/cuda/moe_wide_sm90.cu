@@ -6,8 +6,8 @@
  * While one drains its multiplies at the end of a stage, the others' run. Narrower tiles leave room for larger stages,
  * which they need: then memory binds.
  *
- * A stage is a few pieces of memory, which four threads ask for: asking for 16 bytes at a time, by 128 threads, bound
- * before. W lies so (moe_placed.cuh). Activations are gathered first, into the order of pairs: a tile's rows, rounded
+ * A stage is a few pieces of memory, which four threads ask for: were 128 to ask for 16 bytes at a time, that would
+ * bind. W lies so (moe_placed.cuh). Activations are gathered first, into the order of pairs: a tile's rows, rounded
  * up to eight, are panels of 64 k, a panel is what operand B wants in shared memory (rows of 128 bytes in the 128-byte
  * swizzle). The first product stores its results in the same form. */
 #include "moe_ring_sm90.cuh"
@@ -47,11 +47,6 @@ __device__ static inline int wide_self() {
 
 /* ---- copying ----------------------------------------------------------------------------------------------------- */
 
-/* Rows of a tile in memory. */
-__device__ static inline int wide_rows(int n) {
-    return (n + 7) / 8 * 8;
-}
-
 /* Four codes of each of two groups a thread, widened: chunk q of a panel's row. blockIdx: eight panels, tile. */
 __global__ void __launch_bounds__(256) wide_gather(const __grid_constant__ moe_order o, const uint8_t *x,
                                                    const uint8_t *x_scale, uint16_t *to, int32_t h) {
@@ -59,7 +54,7 @@ __global__ void __launch_bounds__(256) wide_gather(const __grid_constant__ moe_o
     if ((int32_t)blockIdx.y >= o.head[MOE_N_TILES])
         return;
     const moe_tile *tile = &o.tiles[blockIdx.y];
-    int n = tile->n, pair0 = tile->pair0, rows = wide_rows(n), q = threadIdx.x % 8;
+    int n = tile->n, pair0 = tile->pair0, rows = moe_places(n), q = threadIdx.x % 8;
     int panel = (int)blockIdx.x * 8 + (int)threadIdx.x / 8 % 8;
     if (panel >= h / 64)
         return;
@@ -87,7 +82,7 @@ template <int TILE_ROWS> template <di_dtype T, bool IS_DOWN> struct wide_form<TI
         uint32_t n_in = IS_DOWN ? a.inner : a.h;
         int own = ring_copier() * OWN, m = IS_DOWN ? W2 : own < F::SLABS / 2 ? W1 : W3;
         int64_t slab = IS_DOWN ? part * F::SLABS + own : part * (F::SLABS / 2) + own % (F::SLABS / 2);
-        panel = wide_rows(tile->n) * 128;
+        panel = moe_places(tile->n) * 128;
         x = (const uint8_t *)((IS_DOWN ? a.act : a.x) + (int64_t)tile->pair0 * n_in);
         further = n_in * (T == DI_F8_E4M3 ? MOE_SLAB : MOE_SLAB / 2);
         scale_further = n_in;
@@ -174,7 +169,7 @@ __device__ static inline void wide_up_done(const sm90_args &a, uint8_t *outs, co
     const uint8_t *codes = outs + wg / 2 * 2 * F::OUT;
     const uint32_t *codes_scales = (const uint32_t *)(const void *)(codes + F::OUT_SCALES) + F::ROWS;
     int panel = head.part * (F::WGS / 2) + wg / 2;
-    uint8_t *act = (uint8_t *)(a.act + (int64_t)head.pair0 * a.inner) + (int64_t)panel * wide_rows(head.n) * 128;
+    uint8_t *act = (uint8_t *)(a.act + (int64_t)head.pair0 * a.inner) + (int64_t)panel * moe_places(head.n) * 128;
 #pragma unroll 1
     for (int n = of_both / 8; n < head.n; n += 2 * RING_GROUP / 8) {
         const uint8_t *from = codes + n * F::OUT_PITCH + chunk * 4;
@@ -204,8 +199,10 @@ __device__ static inline void wide_down_done(const sm90_args &a, const ring_head
 
 /* Operands A of a lane, chunk by chunk: load, then widen. */
 template <class F, di_dtype T, bool IS_DOWN> struct wide_weights {
-    static constexpr int PER = T == DI_F8_E4M3 ? 2 : 4;         /* chunks of 16 bytes */
-    static constexpr int NEXT_ROW = IS_DOWN ? 1 : F::SLABS / 2; /* from octet 0 to 1 of a warp: octets, or slabs */
+    static constexpr int PER = T == DI_F8_E4M3 ? 2 : 4; /* chunks of 16 bytes */
+    /* From the lane's row of w1 to that of w3, or to the next of w2. */
+    static constexpr int NEXT = IS_DOWN ? 512 : F::SLABS / 2 * F::W_SLAB;
+    static constexpr int NEXT_SCALES = IS_DOWN ? 8 * 4 : F::SLABS / 2 * F::SLAB_SCALES;
     const uint8_t *ring;
     uint32_t from, scale_from;     /* in a stage */
     const uint32_t *fp8_scales[2]; /* from k = 0 on */
@@ -231,16 +228,15 @@ template <class F, di_dtype T, bool IS_DOWN> struct wide_weights {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             if (T == DI_F4_E2M1 && g % 4 == 0)
-                scales[r] = *(const uint32_t *)(const void *)(at + scale_from + g / 4 * (MOE_SLAB * 4) +
-                                                              r * NEXT_ROW * (IS_DOWN ? 32 : F::SLAB_SCALES));
+                scales[r] =
+                    *(const uint32_t *)(const void *)(at + scale_from + g / 4 * (MOE_SLAB * 4) + r * NEXT_SCALES);
             if (T == DI_F8_E4M3 && g % 4 == 0) {
                 scales[r] = __ldg(fp8_scales[r] + kb * F::F8_K / 128);
                 if (F::F8_K == 64 && kb % 2) /* the second half of 128 k */
                     scales[r] = moe_rotate(scales[r], 24);
             }
             if (g % PER == 0)
-                raw[r] = *(const uint4 *)(const void *)(at + from + r * NEXT_ROW * (IS_DOWN ? 512 : F::W_SLAB) +
-                                                        g / PER * 2048);
+                raw[r] = *(const uint4 *)(const void *)(at + from + r * NEXT + g / PER * 2048);
         }
     }
     __device__ void widen(int g, uint32_t (&to)[2][4]) {
