@@ -888,9 +888,9 @@ void vote_check(uint64_t *rng, result *r) {
         __VA_ARGS__;                                                                                                   \
         return finish(&r);                                                                                             \
     }
-FAMILY(wgmma_bf16_shared, multiply_widths<SS, false>(&rng, &r), multiply_some<SS_B_MN, false>(&rng, &r),
-       multiply_some<SS_A_MN, false>(&rng, &r), multiply_some<SS_SW64, false>(&rng, &r),
-       multiply_some<SS_SW0, false>(&rng, &r))
+FAMILY(wgmma_bf16_shared, multiply_widths<SS, false>(&rng, &r), multiply_check<36, SS, false>(&rng, &r),
+       multiply_some<SS_B_MN, false>(&rng, &r), multiply_some<SS_A_MN, false>(&rng, &r),
+       multiply_some<SS_SW64, false>(&rng, &r), multiply_some<SS_SW0, false>(&rng, &r))
 FAMILY(wgmma_bf16_registers, multiply_widths<RS, false>(&rng, &r), multiply_some<RS_B_MN, false>(&rng, &r))
 FAMILY(wgmma_e4m3, multiply_widths<SS, true>(&rng, &r), multiply_some<SS_SW64, true>(&rng, &r),
        multiply_some<SS_SW0, true>(&rng, &r), multiply_widths<RS, true>(&rng, &r))

@@ -7,7 +7,7 @@ Usage: tools/cuda/make_wgmma.py > src/backend/cuda/wgmma_sm90.inc
 
 import textwrap
 
-BF16_WIDTHS = (8, 16, 32, 48, 64, 80, 96, 112, 128, 192, 256)
+BF16_WIDTHS = (8, 16, 32, 48, 64, 72, 80, 96, 112, 128, 192, 256)
 E4M3_WIDTHS = (8, 16, 32, 48, 64, 80, 96, 112, 128, 192, 256)
 S8_WIDTHS = (64,)
 

@@ -13,12 +13,15 @@
  *              groups' sums in order; finish_rows_kernel has half a warp a row.
  *   others     any_kernel: other numbers of streams, odd widths or addresses; simple.
  *
- * All give the reference's bits, whatever the batch. Index convention of comb: [old stream][new stream]. */
+ * All give the reference's bits, whatever the batch. On Hopper the sums of bf16 rows of the first three kinds come from
+ * hc_sm90.cu for any number of rows, in an order of their own; finish_parts_kernel goes on with them.
+ * Index convention of comb: [old stream][new stream]. */
+#include "hc.h"
 #include "rows.cuh"
 
 enum { STREAMS_MAX = 8 }; /* streams, at most */
 
-enum { M = 4, DOTS = (2 + M) * M, SUMS = DOTS + 1 /* and the square */ };
+enum { M = HC_STREAMS, DOTS = HC_DOTS, SUMS = DOTS + 1 /* and the square */ };
 
 /* Rows whose groups' sums scratch has room for: some more go in turns over the same scratch. */
 enum { GROUPED_ROWS = 256, GROUPED_ROWS_MAX = 6 * GROUPED_ROWS };
@@ -28,12 +31,12 @@ static size_t grouped_row_bytes(int64_t n) {
 }
 
 size_t di_cuda_need_hc(const di_device *dev, const di_limits *limits) {
-    (void)dev;
     int64_t rows = limits->rows_max > 0 ? limits->rows_max : 1,
             few = rows < GROUPED_ROWS ? rows : (int64_t)GROUPED_ROWS;
     int64_t n = limits->hidden_size > 0 ? M * limits->hidden_size : limits->n_in_max;
     size_t groups = (size_t)few * grouped_row_bytes((n + 31) / 32 * 32), all = (size_t)rows * SUMS * sizeof(float);
-    return groups > all ? groups : all;
+    size_t most = groups > all ? groups : all, parts = hc_sm90_need(dev, limits);
+    return most > parts ? most : parts;
 }
 
 /* ---- what follows the sums ---- */
@@ -651,6 +654,76 @@ __global__ void __launch_bounds__(FINISH_THREADS) finish_rows_kernel(di_hc_mix_a
     finish_halves(args, row, is_kept, s[lane % 8], s[2 * M + lane], s[DOTS], terms);
 }
 
+/* ---- sums of parts ---- */
+
+/* R rows a warp, 1 or 2; a lane adds the parts of one sum, TO_ADD of them to a span's first. */
+template <int R, int TO_ADD>
+__global__ void __launch_bounds__(DI_WARP)
+    finish_parts_kernel(di_hc_mix_args args, int64_t row0, int64_t row_end, hc_parts parts) {
+    DI_DYN_SHARED(float, mine);
+    __shared__ uint64_t is_here;
+    int lane = (int)threadIdx.x, half = R == 2 ? lane / 16 : 0;
+    int64_t row = row0 + (int64_t)blockIdx.x * R;
+    int n_here = row_end - row < R ? 1 : R;
+    if (lane == 0)
+        cu_mbar_init(&is_here, 1);
+    cu_fence_mbar_init();
+    __syncwarp();
+    finish_terms terms = finish_terms_of(args);
+    cu_grid_begin();
+    if (lane == 0) {
+        uint32_t n_bytes = (uint32_t)(n_here * parts.pitch) * (uint32_t)sizeof(float);
+        cu_mbar_arrive_expect(&is_here, n_bytes);
+        cu_bulk_load(cu_smem(mine), parts.sums + (row - row0) * parts.pitch, n_bytes, &is_here);
+    }
+    cu_mbar_wait(&is_here, 0);
+    int step = lane < DOTS ? DOTS : 1, part = 0;
+    const float *s[R];
+    float acc[R];
+#pragma unroll
+    for (int r = 0; r < R; r++) { /* a row that isn't there is the other one again */
+        s[r] = mine + (r < n_here ? r * parts.pitch : 0) + (lane < DOTS ? lane : parts.n * DOTS);
+        acc[r] = 0.0f;
+    }
+    auto add = [&](int n) {
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            float sum = s[r][0];
+#pragma unroll
+            for (int i = 1; i < TO_ADD; i++) {
+                if (i < n)
+                    sum = sum + s[r][i * step];
+            }
+            acc[r] = acc[r] + sum;
+            s[r] += TO_ADD * step;
+        }
+    };
+#pragma unroll 4
+    for (; part + TO_ADD <= parts.n; part += TO_ADD)
+        add(TO_ADD);
+    if (part < parts.n)
+        add(parts.n - part);
+    float of[2][3]; /* a half's gates, mixes and square */
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        of[r][0] = __shfl_sync(0xFFFFFFFFu, acc[r % R], lane % 8);
+        of[r][1] = __shfl_sync(0xFFFFFFFFu, acc[r % R], 2 * M + lane % 16);
+        of[r][2] = __shfl_sync(0xFFFFFFFFu, acc[r % R], DOTS);
+    }
+    finish_halves(args, row + half, R == 2 ? half < n_here : lane < 16, half ? of[1][0] : of[0][0],
+                  half ? of[1][1] : of[0][1], half ? of[1][2] : of[0][2], terms);
+}
+
+void hc_finish_parts(di_stream *stream, const di_hc_mix_args *a, int64_t row0, int64_t row_end, const hc_parts *parts) {
+    size_t row_bytes = (size_t)parts->pitch * sizeof(float);
+    if (parts->to_add == 1)
+        DI_LAUNCH_PDL((finish_parts_kernel<2, 1>), (unsigned)((row_end - row0 + 1) / 2), DI_WARP, 2 * row_bytes,
+                      stream->stream, *a, row0, row_end, *parts);
+    else
+        DI_LAUNCH_PDL((finish_parts_kernel<1, HC_SPAN>), (unsigned)(row_end - row0), DI_WARP, row_bytes, stream->stream,
+                      *a, row0, row_end, *parts);
+}
+
 /* ---- others ---- */
 
 enum { ANY_THREADS = 256 };
@@ -741,6 +814,12 @@ static di_status mix(di_stream *stream, const di_hc_mix_args *a, void *scratch, 
         return DI_OK;
     }
     bool is_fast = a->m == M && h % 32 == 0 && is_wide && di_rows_is_aligned(a->fn, 0, 16);
+    if (is_fast && hc_sm90_fits(stream, a)) {
+        if (with_z)
+            collapse(stream, a, is_wide);
+        hc_sm90(stream, a);
+        return DI_OK;
+    }
     int64_t at_once = (int64_t)(scratch_bytes / grouped_row_bytes(a->x.n_cols ? (a->x.n_cols + 31) / 32 * 32 : 32));
     at_once = at_once < GROUPED_ROWS ? at_once : (int64_t)GROUPED_ROWS;
     bool is_few = is_fast && a->x.n_rows <= GROUPED_ROWS_MAX && at_once >= 1;
