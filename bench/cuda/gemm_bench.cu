@@ -10,7 +10,7 @@
  *   F="-std=c++17 -O3 -ftz=true -prec-div=true -prec-sqrt=true -I src -I include" D=src/backend/cuda
  *   nvcc $F -gencode=arch=compute_100a,code=sm_100a -c -o gemm_sm100.o $D/gemm_sm100.cu
  *   nvcc $F -gencode=arch=compute_90a,code=sm_90a -o gemm_bench bench/cuda/gemm_bench.cu $D/gemm.cu \
- *        $D/gemm_sm90.cu $D/gemm_few_sm90.cu $D/gemm_fp8_sm90.cu gemm_sm100.o -ldl */
+ *        $D/gemm_{,few_,fp8_,bf16_}sm90.cu gemm_sm100.o -ldl */
 #include <math.h>
 
 #include "backend/cuda/gemm.h"

@@ -1,4 +1,4 @@
-/* moe_route and moe on the NVIDIA backend against the CPU's reference: the router and the portable kernels have its
+/* moe_route and moe on the NVIDIA backend against the CPU's reference: the portable kernels have its
  * bits; the fast kernels stay within a bound of it, give a row the same bits in any batch, and repeat themselves. */
 #include "twin.h"
 
@@ -24,10 +24,21 @@ static di_limits limits_of(int64_t rows, int64_t h, int64_t inner, int64_t exper
 
 /* ---- router ---- */
 
-static void check_route(twin *t, uint64_t *rng, di_dtype dtype, int64_t n, int64_t h, int64_t experts, int32_t k,
-                        int64_t stride, bool has_ties) {
-    ops_mem mem = {0};
-    di_act x = ops_act_empty(&mem, dtype, n, stride);
+typedef struct route_case {
+    ops_mem mem;
+    di_mat gate;
+    di_moe_route_args a; /* in host memory */
+    di_mat dev_gate;
+    di_moe_route_args d;
+    size_t bytes; /* of choices, of weights */
+    bool has_ties;
+} route_case;
+
+static void route_make(route_case *c, twin *t, uint64_t *rng, di_dtype dtype, int64_t n, int64_t h, int64_t experts,
+                       int32_t k, int64_t stride, bool has_ties) {
+    memset(c, 0, sizeof *c);
+    c->has_ties = has_ties;
+    di_act x = ops_act_empty(&c->mem, dtype, n, stride);
     for (int64_t i = 0; i < n * stride; i++) {
         float v = 2 * ops_mat_noise(rng);
         if (dtype == DI_F32)
@@ -36,55 +47,131 @@ static void check_route(twin *t, uint64_t *rng, di_dtype dtype, int64_t n, int64
             ((uint16_t *)x.data)[i] = di_f32_to_bf16(v);
     }
     x.n_cols = h;
-    di_mat gate = ops_mat_random(&mem, rng, DI_BF16, experts, h);
+    c->gate = ops_mat_random(&c->mem, rng, DI_BF16, experts, h);
+    uint16_t *gate = (uint16_t *)c->gate.data;
     for (int64_t i = 0; i < experts * h; i++) /* logits of a few units */
-        ((uint16_t *)gate.data)[i] =
-            di_f32_to_bf16(di_bf16_to_f32(((uint16_t *)gate.data)[i]) * (float)(3.0 / sqrt((double)h)));
+        gate[i] = di_f32_to_bf16(di_bf16_to_f32(gate[i]) * (float)(3.0 / sqrt((double)h)));
     for (int64_t e = 1; has_ties && e < experts; e += 2) /* experts 2i and 2i + 1 have equal scores */
-        memcpy((uint16_t *)gate.data + e * h, (uint16_t *)gate.data + (e - 1) * h, (size_t)h * 2);
-    float *bias = ops_mem_take(&mem, (size_t)experts * 8);
+        memcpy(gate + e * h, gate + (e - 1) * h, (size_t)h * 2);
+    float *bias = ops_mem_take(&c->mem, (size_t)experts * 8);
     for (int64_t e = 0; e < 2 * experts; e++)
         bias[e] = has_ties ? 0.25f : 0.2f * ops_mat_noise(rng);
-    uint8_t *is_image = ops_mem_take(&mem, (size_t)n);
+    uint8_t *is_image = ops_mem_take(&c->mem, (size_t)n);
     for (int64_t i = 0; i < n; i++)
         is_image[i] = di_test_random_range(rng, 0, 3) == 0;
-    size_t bytes = (size_t)(n * k) * 4;
-    di_moe_route_args a = {.x = x,
-                           .gate = &gate,
-                           .bias = bias,
-                           .bias_vl = bias + experts,
-                           .is_image = is_image,
-                           .k = k,
-                           .factor = 1.5f,
-                           .idx = ops_mem_take(&mem, bytes),
-                           .weight = ops_mem_take(&mem, bytes)};
-    assert_int_equal(di_cpu_ops.moe_route(t->cpu_stream, &a), DI_OK);
-    di_mat gate_d = twin_mat_in(t, &gate);
-    di_moe_route_args d = a;
-    d.x = twin_act_in(t, &x);
-    d.gate = &gate_d;
-    d.bias = twin_in(t, bias, (size_t)experts * 4);
-    d.bias_vl = twin_in(t, bias + experts, (size_t)experts * 4);
-    d.is_image = twin_in(t, is_image, (size_t)n);
-    d.idx = twin_out(t, bytes);
-    d.weight = twin_out(t, bytes);
-    assert_int_equal(t->gpu.ops->moe_route(t->stream, &d), DI_OK);
-    void *got = ops_mem_take(&mem, bytes);
-    twin_back(t, got, d.idx, bytes);
-    twin_same(got, a.idx, bytes, "choices");
-    twin_back(t, got, d.weight, bytes);
-    twin_same(got, a.weight, bytes, "weights");
-    d.k = (int32_t)experts + 1;
-    assert_int_equal(t->gpu.ops->moe_route(t->stream, &d), DI_ERR_SHAPE);
+    c->bytes = (size_t)(n * k) * 4;
+    c->a = (di_moe_route_args){.x = x,
+                               .gate = &c->gate,
+                               .bias = bias,
+                               .bias_vl = bias + experts,
+                               .is_image = is_image,
+                               .k = k,
+                               .factor = 1.5f,
+                               .idx = ops_mem_take(&c->mem, c->bytes),
+                               .weight = ops_mem_take(&c->mem, c->bytes)};
+    c->dev_gate = twin_mat_in(t, &c->gate);
+    c->d = c->a;
+    c->d.x = twin_act_in(t, &x);
+    c->d.gate = &c->dev_gate;
+    c->d.bias = twin_in(t, bias, (size_t)experts * 4);
+    c->d.bias_vl = twin_in(t, bias + experts, (size_t)experts * 4);
+    c->d.is_image = twin_in(t, is_image, (size_t)n);
+    c->d.idx = twin_out(t, c->bytes);
+    c->d.weight = twin_out(t, c->bytes);
+}
+
+static void route_drop(route_case *c, twin *t) {
     twin_drop(t);
-    ops_mem_free(&mem);
+    ops_mem_free(&c->mem);
+}
+
+static void check_route(twin *t, uint64_t *rng, di_dtype dtype, int64_t n, int64_t h, int64_t experts, int32_t k,
+                        int64_t stride, bool has_ties) {
+    route_case c;
+    route_make(&c, t, rng, dtype, n, h, experts, k, stride, has_ties);
+    assert_int_equal(di_cpu_ops.moe_route(t->cpu_stream, &c.a), DI_OK);
+    assert_int_equal(t->gpu.ops->moe_route(t->stream, &c.d), DI_OK);
+    void *got = ops_mem_take(&c.mem, c.bytes);
+    twin_back(t, got, c.d.idx, c.bytes);
+    twin_same(got, c.a.idx, c.bytes, "choices");
+    twin_back(t, got, c.d.weight, c.bytes);
+    twin_same(got, c.a.weight, c.bytes, "weights");
+    c.d.k = (int32_t)experts + 1;
+    assert_int_equal(t->gpu.ops->moe_route(t->stream, &c.d), DI_ERR_SHAPE);
+    route_drop(&c, t);
+}
+
+/* The choice of a row by logits of the tensor cores. Products of bf16 are exact, sums are off as in gemm_test.c by
+ * 2^-22 of the magnitudes for each input; the slope of sqrt(softplus) is below 1/2. So each choice is the best of those
+ * left but for twice that, and equal experts, whose logits have equal bits, are chosen with the lower one first. */
+static void fast_route_row(const route_case *c, int64_t row, const int32_t *idx, const float *weight) {
+    const di_moe_route_args *a = &c->a;
+    int64_t h = c->gate.n_in, experts = c->gate.n_out;
+    const float *bias = a->is_image[row] ? a->bias_vl : a->bias;
+    double score[512], bound = 0, sum = 0;
+    bool is_taken[512] = {0};
+    for (int64_t e = 0; e < experts; e++) {
+        double y = 0, size = 0;
+        for (int64_t i = 0; i < h; i++) {
+            double p = ops_act_value(&a->x, row, i) * ops_mat_value(&c->gate, e, i);
+            y += p;
+            size += fabs(p);
+        }
+        score[e] = sqrt(y > 20 ? y : log1p(exp(y)));
+        bound = fmax(bound, (double)h * 0x1p-23 * size + 0x1p-20);
+    }
+    for (int32_t i = 0; i < a->k; i++)
+        sum += score[idx[i]];
+    for (int32_t i = 0; i < a->k; i++) {
+        int32_t at = idx[i];
+        assert_true(at >= 0 && at < experts && !is_taken[at]);
+        for (int64_t e = 0; e < experts; e++) {
+            if (!is_taken[e] && score[e] + bias[e] > score[at] + bias[at] + 2 * bound)
+                fail_msg("row %d, choice %d: expert %d has %.9g, expert %d %.9g", (int)row, i, at, score[at] + bias[at],
+                         (int)e, score[e] + bias[e]);
+        }
+        if (c->has_ties && at % 2)
+            assert_true(is_taken[at - 1]);
+        is_taken[at] = true;
+        double want = score[at] / sum * (double)a->factor,
+               off = want * (bound / score[at] + a->k * bound / sum + 0x1p-20);
+        if (!(fabs(weight[i] - want) <= off))
+            fail_msg("row %d, choice %d: weight %.9g, expected %.9g within %.3g", (int)row, i, weight[i], want, off);
+    }
+}
+
+/* Rows 0.. alone, then more and more of them together: the same choices, the same bits of weights. */
+static void check_fast_route(twin *t, uint64_t *rng, const int64_t *rows, int64_t h, int64_t experts, int32_t k,
+                             int64_t stride, bool has_ties) {
+    route_case c;
+    int64_t n_max = 0, before = 0;
+    for (int r = 0; rows[r]; r++)
+        n_max = rows[r];
+    route_make(&c, t, rng, DI_BF16, n_max, h, experts, k, stride, has_ties);
+    int32_t *idx = ops_mem_take(&c.mem, c.bytes), *idx_before = ops_mem_take(&c.mem, c.bytes);
+    float *weight = ops_mem_take(&c.mem, c.bytes), *weight_before = ops_mem_take(&c.mem, c.bytes);
+    for (int r = 0; rows[r]; r++) {
+        size_t bytes = (size_t)(rows[r] * k) * 4;
+        c.d.x.n_rows = rows[r];
+        assert_int_equal(t->gpu.ops->moe_route(t->stream, &c.d), DI_OK);
+        twin_back(t, idx, c.d.idx, bytes);
+        twin_back(t, weight, c.d.weight, bytes);
+        twin_same(idx, idx_before, (size_t)(before * k) * 4, "choices of a larger batch");
+        twin_same(weight, weight_before, (size_t)(before * k) * 4, "weights of a larger batch");
+        memcpy(idx_before, idx, bytes);
+        memcpy(weight_before, weight, bytes);
+        before = rows[r];
+    }
+    for (int64_t row = 0; row < n_max; row += row < 4 || n_max < 70 ? 1 : n_max / 37)
+        fast_route_row(&c, row, idx + row * k, weight + row * k);
+    route_drop(&c, t);
 }
 
 DI_PROPERTY(route_has_the_references_bits, 1) {
     uint64_t rng = seed;
     di_limits limits = limits_of(900, 5120, 256, 384, 8);
     twin t;
-    twin_open(&t, &limits, "auto");
+    twin_open(&t, &limits, "portable");
     check_route(&t, &rng, DI_BF16, 1, 5120, 384, 6, 5120, false); /* as released */
     check_route(&t, &rng, DI_BF16, 5, 5120, 384, 6, 5120, true);
     check_route(&t, &rng, DI_BF16, 19, 5120, 128, 3, 5136, false);
@@ -101,6 +188,24 @@ DI_PROPERTY(route_has_the_references_bits, 1) {
         check_route(&t, &rng, di_test_random(&rng) & 1 ? DI_BF16 : DI_F32, di_test_random_range(&rng, 1, 40), h,
                     experts, (int32_t)di_test_random_range(&rng, 1, DI_MIN(experts, 8)), h, di_test_random(&rng) & 1);
     }
+    twin_close(&t);
+}
+
+DI_PROPERTY(fast_route_chooses_the_best, 1) {
+    uint64_t rng = seed;
+    di_limits limits = limits_of(9000, 5120, 256, 384, 8);
+    twin t;
+    twin_open(&t, &limits, "sm90");
+#ifdef DI_TWIN_EMU /* a thousandth of the rate */
+    check_fast_route(&t, &rng, (int64_t[]){1, 3, 0}, 5120, 384, 6, 5120, false);
+    check_fast_route(&t, &rng, (int64_t[]){1, 9, 70, 300, 2100, 0}, 128, 36, 6, 136, true);
+    check_fast_route(&t, &rng, (int64_t[]){2, 65, 200, 0}, 640, 72, 6, 640, false);
+#else
+    check_fast_route(&t, &rng, (int64_t[]){1, 5, 64, 65, 130, 300, 1000, 3000, 9000, 0}, 5120, 384, 6, 5120, false);
+    check_fast_route(&t, &rng, (int64_t[]){1, 64, 257, 2500, 0}, 5120, 128, 3, 5136, true);
+    check_fast_route(&t, &rng, (int64_t[]){2, 65, 200, 5000, 0}, 640, 72, 6, 640, true);
+#endif
+    check_fast_route(&t, &rng, (int64_t[]){3, 64, 66, 0}, 256, 7, 7, 256, false); /* odd outputs */
     twin_close(&t);
 }
 
@@ -484,7 +589,7 @@ static void moe_refuses(void **state) {
     twin_close(&t);
 }
 
-DI_TEST_GROUP(cuda_moe, cmocka_unit_test(route_has_the_references_bits),
+DI_TEST_GROUP(cuda_moe, cmocka_unit_test(route_has_the_references_bits), cmocka_unit_test(fast_route_chooses_the_best),
               cmocka_unit_test(portable_moe_has_the_references_bits), cmocka_unit_test(fast_moe_is_close),
               cmocka_unit_test(fast_moe_rows_stand_alone), cmocka_unit_test(placed_weights_have_their_values),
               cmocka_unit_test(large_scales_are_refused), cmocka_unit_test(sm100_moe_is_close),

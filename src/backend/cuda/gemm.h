@@ -19,7 +19,7 @@ typedef struct gemm_job {
 
 /* gemm_sm90.cu: whether its kernels take this product, and the scratch that they may want. */
 bool gemm_sm90_fits(const di_device *dev, const gemm_job *job);
-size_t gemm_sm90_need(const di_device *dev, const di_limits *limits);
+size_t gemm_sm90_need(const di_device *dev);
 di_status gemm_sm90(di_stream *stream, const gemm_job *job);
 
 static inline int64_t gemm_ceil_div(int64_t a, int64_t b) {
@@ -36,6 +36,66 @@ typedef struct gemm_cut {
 __host__ __device__ static inline int gemm_piece(const gemm_cut &cut, int piece) { /* its first block of k */
     return cut.n_blocks * piece / (cut.cluster * cut.k_ways);
 }
+
+/* The sums of a thread's W neighbouring outputs from those of pieces, `step` floats apart, in rising order. */
+template <int W>
+__device__ static inline void gemm_add_pieces(float (&sum)[W], const float *from, int64_t step, int n_pieces) {
+    enum { AHEAD = 8 }; /* pieces that are read at once */
+    static_assert(W == 1 || W == 4, "one access");
+    for (int p0 = 0; p0 < n_pieces; p0 += AHEAD) {
+        float v[AHEAD][W];
+#pragma unroll
+        for (int p = 0; p < AHEAD; p++) {
+            if (p0 + p >= n_pieces)
+                continue;
+            const float *at = from + (p0 + p) * step;
+            if constexpr (W == 4) {
+                float4 four = *(const float4 *)at;
+                v[p][0] = four.x, v[p][1] = four.y, v[p][2] = four.z, v[p][3] = four.w;
+            } else {
+                v[p][0] = *at;
+            }
+        }
+#pragma unroll
+        for (int p = 0; p < AHEAD; p++) {
+#pragma unroll
+            for (int i = 0; i < W; i++)
+                sum[i] = p0 + p == 0 ? v[p][i] : p0 + p < n_pieces ? sum[i] + v[p][i] : sum[i];
+        }
+    }
+}
+
+/* The tiles of a product. Bands of 8 row tiles, inside a band output by output, so that what runs together shares rows
+ * of both operands. */
+struct gemm_tiles {
+    int n_row_tiles, n_out_tiles;
+
+    __device__ int count() const {
+        return n_row_tiles * n_out_tiles;
+    }
+    __device__ int of_block() const {
+        return (count() - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
+    }
+    /* Tile t of `rows` rows and `outs` outputs. */
+    __device__ void at(int t, int rows, int outs, int64_t &row0, int64_t &out0) const {
+        enum { BAND = 8 };
+        int per_band = BAND * n_out_tiles, first = t / per_band * BAND, in_band = t % per_band;
+        int n = n_row_tiles - first < BAND ? n_row_tiles - first : BAND;
+        row0 = (int64_t)(first + in_band % n) * rows;
+        out0 = (int64_t)(in_band / n) * outs;
+    }
+};
+
+/* gemm_bf16_sm90.cu: bf16 on both sides of a product that gemm_sm90_fits. A matrix's k is cut into so many pieces; the
+ * bits are the same in both forms. False: it did not start.
+ *   _turn    one after another
+ *   _apart   for few rows: leaves the pieces' sums as fp32 [piece][row][n_out]; a call takes at most so many bytes */
+int gemm_bf16_pieces(const di_device *dev, const di_mat *w);
+bool gemm_sm90_bf16_turn(const di_stream *stream, const gemm_job *job);
+bool gemm_bf16_is_apart(const di_device *dev, int64_t n_rows, const di_mat *w);
+bool gemm_sm90_bf16_apart(const di_stream *stream, const gemm_job *job, float *sums);
+size_t gemm_bf16_apart_bytes(const di_device *dev);
+bool gemm_sm90_bf16(const di_stream *stream, const gemm_job *job); /* whichever is faster */
 
 /* gemm_few_sm90.cu, gemm_fp8_sm90.cu: E4M3 weights and activations of a product that gemm_sm90_fits, for few and for
  * many rows; the bits are the same. */

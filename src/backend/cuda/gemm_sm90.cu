@@ -1,13 +1,13 @@
-/* gemm on Hopper's tensor cores: E4M3 activations with E4M3 or E2M1 weights, BF16 with BF16.
+/* gemm on Hopper's tensor cores: which kernels take a product, and those for E2M1 weights with E4M3 activations.
  *
- * Products of E4M3 with E4M3 go to gemm_few_sm90.cu and gemm_fp8_sm90.cu. This file's form (tiles_sm90.cuh) has the
- * others: it reads every weight once per tile of up to 128 rows, widens it to bf16 in registers and is bound by memory
- * for few rows: blocks of threads walk units of 128 outputs, one tile of rows and one piece of k.
+ * Products of E4M3 with E4M3 go to gemm_few_sm90.cu and gemm_fp8_sm90.cu, of BF16 with BF16 to gemm_bf16_sm90.cu. The
+ * form of this file (tiles_sm90.cuh) reads every weight once per tile of up to 64 rows, widens it to bf16 in registers
+ * and is bound by memory for few rows: blocks of threads walk units of 128 outputs, one tile of rows and one piece of
+ * k.
  *
  * Batch invariance: sums over k are the same instructions in the same order for every width of tile; k is cut into
  * pieces by the matrix's shape alone, and their sums are added in rising order, by whichever block comes last or by one
- * block that does all pieces. The cost: no pieces fitted to the number of rows. With is_order_free pieces depend on the
- * batch where rows exceed one tile. */
+ * block that does all pieces. */
 #include "gemm.h"
 #include "tiles_sm90.cuh"
 
@@ -17,11 +17,8 @@ enum {
     THREADS = 384,     /* and a warpgroup that brings activations */
     PARTIALS = 528,    /* units whose sums may wait in scratch at once, four for each multiprocessor of an H200, ... */
     PARTIAL_ROWS = 64, /* ... of so many rows */
-    WIDE_ROWS = 128,   /* of a tile when rows are many: its activations are packed by a kernel before */
-    PACK_THREADS = 256,
     SPLITS_MAX = 64
 };
-static const size_t pack_bytes_max = (size_t)64 << 20; /* packed activations; more rows go in several launches */
 
 /* Blocks that have added their piece to scratch, by tile and warpgroup, of streams and of their sides; whoever comes
  * last puts it back to 0. */
@@ -33,11 +30,10 @@ typedef struct narrow_shape {
     int n_row_tiles, n_out_tiles, n_splits, n_blocks; /* n_blocks: of 128 k */
     int side;                                         /* 1: on a side stream */
     float *partial;                                   /* [unit][warpgroup][N/2][128], where n_splits > 1 and not SEQ */
-    uint8_t *packed;                                  /* [n_row_tiles][n_cols/128][tile], for N = WIDE_ROWS */
 } narrow_shape;
 
 /* SEQ: a block does all pieces of its tile, one after another; else every piece is a unit of its own. */
-template <di_dtype T, int N, bool SEQ> struct narrow_plan {
+template <int N, bool SEQ> struct narrow_plan {
     const gemm_job &job;
     const narrow_shape &shape;
     unsigned *last; /* shared, by warpgroup: arrivals before this block's */
@@ -75,7 +71,7 @@ template <di_dtype T, int N, bool SEQ> struct narrow_plan {
         int t = threadIdx.x;
         return (int64_t)p.out_tile * OUT_TILE + t / 32 * 16 + t % 32 / 4 * 2;
     }
-    __device__ void rows(int i, tile_rows<T> &r) const {
+    __device__ void rows(int i, tile_rows &r) const {
         place p = at(i);
         int64_t o = out_row(p), col = (int64_t)begin(p.split) * TILE_K, end = job.w.n_out - 1;
         r.set(0, job.w, o < end ? o : end, col);
@@ -89,10 +85,6 @@ template <di_dtype T, int N, bool SEQ> struct narrow_plan {
         place p = at(i);
         int64_t group = (int64_t)p.out_tile * OUT_TILE / (job.w.n_out / job.n_groups);
         return (int)(group * job.w.n_in) + begin(p.split) * TILE_K;
-    }
-    __device__ const uint8_t *x_tiles(int i) const {
-        int64_t tile = (int64_t)at(i).row_tile * (job.x.n_cols / TILE_K) + x_col(i) / TILE_K;
-        return shape.packed + tile * tile_x_bytes<N>::STAGE;
     }
     /* Calls f(index of the first of two neighbouring outputs in out, their sums) for every column that is a row of x.
      */
@@ -198,75 +190,35 @@ template <di_dtype T, int N, bool SEQ> struct narrow_plan {
     }
 };
 
-template <int N> struct narrow_stages { static constexpr int COUNT = N <= 16 ? 8 : N <= 64 ? 6 : 4; };
-/* Blocks of weights under way: at least 32 KB a multiprocessor, as far as registers go. */
-template <di_dtype T, int N> struct narrow_depth { static constexpr int COUNT = T == DI_BF16 ? 2 : 4; };
-
-template <di_dtype T, int N, bool SEQ>
+template <int N> struct narrow_stages { static constexpr int COUNT = N <= 16 ? 8 : 6; };
+enum { DEPTH = 4 }; /* blocks of weights under way: at least 32 KB a multiprocessor, as far as registers go */
+template <int N, bool SEQ>
 __global__ void __launch_bounds__(THREADS, 1)
     gemm_narrow(const __grid_constant__ gemm_job job, const __grid_constant__ narrow_shape shape) {
     DI_DYN_SHARED(uint8_t, shared);
     __shared__ unsigned last[2];
     constexpr int STAGES = narrow_stages<N>::COUNT;
-    constexpr bool IS_PACKED = N == WIDE_ROWS;
     tile_ring<N, STAGES> ring(shared);
     if (threadIdx.x == 0)
-        ring.init(IS_PACKED ? 1 : 4, CONSUMERS / DI_WARP);
+        ring.init(CONSUMERS / DI_WARP);
     __syncthreads();
-    narrow_plan<T, N, SEQ> plan{job, shape, last, {}};
+    narrow_plan<N, SEQ> plan{job, shape, last, {}};
     if (threadIdx.x >= CONSUMERS) {
-        cu_regs_give<IS_PACKED ? 40 : 104>();
+        cu_regs_give<104>();
         cu_grid_begin(); /* before the activations; weights are on their way */
-        if constexpr (!IS_PACKED)
-            tile_convert<T>(ring, plan, job.x, threadIdx.x - CONSUMERS);
-        else if (threadIdx.x == CONSUMERS)
-            tile_copy<N, STAGES, 1>(ring, plan);
+        tile_convert(ring, plan, job.x, threadIdx.x - CONSUMERS);
     } else {
-        cu_regs_take<IS_PACKED ? 232 : 200>();
-        tile_consume<T, N, STAGES, narrow_depth<T, N>::COUNT, 1>(ring, plan);
+        cu_regs_take<200>();
+        tile_consume<N, STAGES, DEPTH>(ring, plan);
     }
 }
 
-/* Block of threads (kb, row tile): one tile of 128 rows and 128 columns. */
-template <di_dtype T>
-__global__ void __launch_bounds__(PACK_THREADS) gemm_pack(const __grid_constant__ di_act x, uint8_t *packed) {
-    constexpr int P = tile_piece<T>::PIECES;
-    cu_grid_begin();
-    uint8_t *tile = packed + ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * tile_x_bytes<WIDE_ROWS>::STAGE;
-    for (int i = threadIdx.x; i < WIDE_ROWS * P; i += PACK_THREADS) {
-        int64_t row = (int64_t)blockIdx.y * WIDE_ROWS + i / P;
-        tile_x_row<T> from;
-        from.set(x, row < x.n_rows ? row : -1, 0);
-        tile_pack<T>(tile, WIDE_ROWS, i / P, from, blockIdx.x, i % P);
-    }
-}
-
-template <di_dtype T, int N, bool SEQ>
+template <int N, bool SEQ>
 static void narrow_launch(di_stream *stream, const gemm_job &job, const narrow_shape &shape) {
     int64_t n_units = (int64_t)shape.n_row_tiles * shape.n_out_tiles * (SEQ ? 1 : shape.n_splits);
     unsigned grid = (unsigned)(n_units < stream->dev->n_sms ? n_units : stream->dev->n_sms);
     size_t smem = tile_ring<N, narrow_stages<N>::COUNT>::BYTES;
-    if (N == WIDE_ROWS) {
-        DI_LAUNCH_PDL((gemm_pack<T>), dim3((unsigned)(job.x.n_cols / TILE_K), (unsigned)shape.n_row_tiles),
-                      PACK_THREADS, 0, stream->stream, job.x, shape.packed);
-    }
-    DI_LAUNCH_PDL((gemm_narrow<T, N, SEQ>), grid, THREADS, smem, stream->stream, job, shape);
-}
-
-template <di_dtype T>
-static void narrow_pick(di_stream *stream, const gemm_job &job, const narrow_shape &shape, int n) {
-    if (n == 64 && shape.n_splits > 1 && !shape.partial)
-        narrow_launch<T, 64, true>(stream, job, shape);
-    else if (n == 64)
-        narrow_launch<T, 64, false>(stream, job, shape);
-    else if constexpr (T == DI_F4_E2M1) /* the model has these weights in experts alone: fewer kernels */
-        narrow_launch<T, 16, false>(stream, job, shape);
-    else if (n == 16)
-        narrow_launch<T, 16, false>(stream, job, shape);
-    else if (n == 32)
-        narrow_launch<T, 32, false>(stream, job, shape);
-    else
-        narrow_launch<T, WIDE_ROWS, false>(stream, job, shape);
+    DI_LAUNCH_PDL((gemm_narrow<N, SEQ>), grid, THREADS, smem, stream->stream, job, shape);
 }
 
 /* Pieces of k for n_tiles tiles of n_blocks blocks: the count that gives the shortest time, in blocks, when a unit
@@ -288,66 +240,34 @@ static size_t partial_bytes() {
     return (size_t)PARTIALS * PARTIAL_ROWS * OUT_TILE * sizeof(float);
 }
 
-/* The rows of one launch; at scratch: partial sums, then packed activations. */
-static void narrow_rows(di_stream *stream, const gemm_job &job, uint8_t *scratch) {
+static di_status narrow(di_stream *stream, const gemm_job &job) {
     const di_device *dev = stream->dev;
-    int64_t n_rows = job.x.n_rows;
+    int n = job.x.n_rows <= 16 ? 16 : 64;
     narrow_shape shape = {};
     shape.n_out_tiles = (int)gemm_ceil_div(job.w.n_out, OUT_TILE);
     shape.n_blocks = (int)(job.w.n_in / TILE_K);
     shape.side = stream->owner ? 1 : 0;
     shape.n_splits = splits(shape.n_out_tiles, shape.n_blocks, dev->n_sms, 2 * dev->n_sms);
-    bool is_mx = job.w.dtype == DI_F4_E2M1;
-    int n = n_rows <= 16 ? 16 : n_rows <= 32 && !is_mx ? 32 : n_rows <= 64 || is_mx ? 64 : WIDE_ROWS;
-    if (n == WIDE_ROWS && dev->is_order_free) {
-        int64_t tiles = shape.n_out_tiles * gemm_ceil_div(n_rows, n);
-        shape.n_splits = tiles < dev->n_sms ? splits(tiles, shape.n_blocks, dev->n_sms, PARTIALS / 2) : 1;
-    } else if (n == WIDE_ROWS && shape.n_splits > 1) {
-        n = 64; /* room for a second accumulator, or for all partial sums */
-    }
-    shape.n_row_tiles = (int)gemm_ceil_div(n_rows, n);
+    shape.n_row_tiles = (int)gemm_ceil_div(job.x.n_rows, n);
     int64_t units = (int64_t)shape.n_row_tiles * shape.n_out_tiles * shape.n_splits;
-    if (shape.n_splits > 1 && units * (n == WIDE_ROWS ? 2 : 1) <= PARTIALS)
-        shape.partial = (float *)scratch;
-    shape.packed = scratch + partial_bytes();
-    if (job.w.dtype == DI_F4_E2M1)
-        narrow_pick<DI_F4_E2M1>(stream, job, shape, n);
+    if (shape.n_splits > 1 && units <= PARTIALS) {
+        shape.partial = (float *)di_cuda_scratch(stream, partial_bytes());
+        if (!shape.partial)
+            return DI_ERR_SHAPE;
+    }
+    if (n == 16)
+        narrow_launch<16, false>(stream, job, shape);
+    else if (shape.n_splits > 1 && !shape.partial)
+        narrow_launch<64, true>(stream, job, shape);
     else
-        narrow_pick<DI_BF16>(stream, job, shape, n);
-}
-
-/* The rows [r0, r0 + n) of a product. */
-static gemm_job rows_of(const gemm_job &job, int64_t r0, int64_t n) {
-    gemm_job part = job;
-    int64_t out_bytes = job.out.dtype == DI_F32 ? 4 : 2, x_bytes = job.x.dtype == DI_BF16 ? 2 : 1;
-    part.x.n_rows = part.out.n_rows = n;
-    part.x.data = (uint8_t *)job.x.data + r0 * job.x.stride * x_bytes;
-    part.x.scale = job.x.scale ? job.x.scale + r0 * (job.x.n_cols / 32) : NULL;
-    part.out.data = (uint8_t *)job.out.data + r0 * job.out.stride * out_bytes;
-    part.add = job.add ? job.add + r0 * job.out.stride : NULL;
-    return part;
-}
-
-static di_status narrow(di_stream *stream, const gemm_job &job) {
-    uint8_t *scratch = (uint8_t *)di_cuda_scratch(stream, partial_bytes());
-    if (!scratch)
-        return DI_ERR_SHAPE;
-    int64_t n_rows = job.x.n_rows, room = (int64_t)(di_cuda_scratch_bytes(stream) - partial_bytes());
-    room = room < (int64_t)pack_bytes_max ? room : (int64_t)pack_bytes_max;
-    int64_t step = room / (WIDE_ROWS * 2 * job.x.n_cols) * WIDE_ROWS;
-    step = step ? step : (int64_t)PARTIAL_ROWS; /* little scratch: tiles that need none */
-    for (int64_t r0 = 0; r0 < n_rows; r0 += step)
-        narrow_rows(stream, rows_of(job, r0, n_rows - r0 < step ? n_rows - r0 : step), scratch);
+        narrow_launch<64, false>(stream, job, shape);
     return DI_OK;
 }
 
 /* ---- host -------------------------------------------------------------------------------------------------------- */
 
-size_t gemm_sm90_need(const di_device *dev, const di_limits *limits) {
-    (void)dev;
-    int64_t heads = limits->n_heads * limits->head_dim, cols = limits->n_in_max > heads ? limits->n_in_max : heads;
-    size_t packed = (size_t)(gemm_ceil_div(limits->rows_max, WIDE_ROWS) * WIDE_ROWS * cols) * 2;
-    return partial_bytes() + (packed < pack_bytes_max ? packed : pack_bytes_max);
+size_t gemm_sm90_need(const di_device *dev) {
+    return DI_MAX(partial_bytes(), gemm_bf16_apart_bytes(dev));
 }
 
 bool gemm_sm90_fits(const di_device *dev, const gemm_job *job) {
@@ -373,5 +293,7 @@ di_status gemm_sm90(di_stream *stream, const gemm_job *given) {
             gemm_sm90_few(stream, &job, &cut);
         return DI_OK;
     }
+    if (job.w.dtype == DI_BF16)
+        return gemm_sm90_bf16(stream, &job) ? DI_OK : DI_ERR_DEVICE;
     return narrow(stream, job);
 }

@@ -5,6 +5,7 @@
  * are there. Sums over a row's experts are a last, small kernel.
  *
  * Source: model.md 3.10; sums in the order of ops.h. */
+#include "gemm.h"
 #include "moe.cuh"
 
 #include "moe_placed.cuh"
@@ -679,6 +680,8 @@ size_t di_cuda_need_moe(const di_device *dev, const di_limits *limits) {
     a.n_experts = (int32_t)limits->experts_max;
     a.shared = &shared;
     size_t route = (size_t)(limits->rows_max * limits->experts_max) * sizeof(float);
+    if (dev->arch == DI_CUDA_SM90)
+        route = DI_MAX(route, gemm_bf16_apart_bytes(dev));
     size_t n_pairs = (size_t)di_moe_pairs_max(&a, n);
     size_t portable = di_moe_order_cut(&a, 0, n, TILE_ROWS, NULL, NULL) +
                       di_cuda_piece(n_pairs * (size_t)limits->intermediate * sizeof(float)) +

@@ -93,6 +93,9 @@ bool di_moe_fast_fits(const di_moe_args *a, size_t scale_align);
 void di_moe_fast_begin(const di_moe_args *a, int64_t row0, int64_t n_rows, int32_t tile_rows, uint8_t *base,
                        moe_fast_args *out);
 
+/* The router on Hopper; false: it did not start, the portable one takes it. (route_sm90.cu) */
+bool di_moe_route_sm90(const di_stream *stream, const di_moe_route_args *a);
+
 /* Whether experts of such sizes can be placed (moe_placed.cuh): a slab of 32 rows must fit a block's shared memory. */
 static inline bool di_moe_placed_fits(int64_t h, int64_t inner) {
     return h % 256 == 0 && inner % 256 == 0 && h <= 7168 && inner <= 7168;

@@ -11,9 +11,8 @@
  *   logits_any    few rows that are not bf16 or not aligned
  *
  * Source: model.md 3.10; sums in the order of ops.h. */
-#include "moe.cuh"
-
 #include "math.cuh"
+#include "route.cuh"
 #include "rows.cuh"
 
 enum {
@@ -381,85 +380,14 @@ __global__ void __launch_bounds__(256)
 
 /* ---- scores and choice ------------------------------------------------------------------------------------------- */
 
-/* sqrt(softplus(v)) */
-__device__ static inline float score_of(float v) {
-    return __fsqrt_rn(v > 20.0f ? v : (float)cu_log1p(cu_exp((double)v)));
-}
-
-/* Rises with v, above 0; zeros are equal, and NaN counts as the least. */
-__device__ static inline uint32_t key_of(float v) {
-    uint32_t u = __float_as_uint(v == v ? __fadd_rn(v, 0.0f) : __uint_as_float(0xFF800000u));
-    return u ^ (u >> 31 ? 0xFFFFFFFFu : 0x80000000u);
-}
-
-typedef struct route_out {
-    const float *bias, *bias_vl;
-    const uint8_t *is_image;
-    int32_t n_experts, k;
-    float factor;
-    int32_t *idx;
-    float *weight;
-} route_out;
-
-/* A block is a row: every thread makes scores, the first warp picks the best k times, the lowest expert of equals. A
- * lane knows the best of experts lane, lane + 32, ..; the one whose best was chosen looks for its next. The key of a
- * chosen expert becomes 0. */
 __global__ void __launch_bounds__(512) route_select(route_out o, const float *logits) {
-    DI_DYN_SHARED(float, score); /* [n_experts], then keys */
-    uint32_t *key = (uint32_t *)(void *)(score + o.n_experts);
+    DI_DYN_SHARED(float, score);
     cu_grid_begin();
-    int64_t row = blockIdx.x;
-    uint8_t is_image = o.is_image ? o.is_image[row] : 0;
-    for (int e = (int)threadIdx.x; e < o.n_experts; e += (int)blockDim.x) {
-        float s = score_of(logits[row * o.n_experts + e]), bias = o.bias[e];
-        if (o.is_image) { /* read without knowing whether it is needed, so that no load waits for another */
-            float other = o.bias_vl[e];
-            bias = is_image ? other : bias;
-        }
-        score[e] = s;
-        key[e] = key_of(__fadd_rn(s, bias));
-    }
-    __syncthreads();
-    if (threadIdx.x >= DI_WARP)
-        return;
-    int lane = (int)threadIdx.x, best_e = 0;
-    uint32_t best = 0;
-    auto look = [&] {
-        best = 0;
-#pragma unroll 4
-        for (int e = lane; e < o.n_experts; e += DI_WARP) {
-            uint32_t v = key[e];
-            if (v > best)
-                best = v, best_e = e;
-        }
-    };
-    look();
-    float sum = 0.0f, mine[DI_MOE_PER_ROW_MAX / DI_WARP] = {}; /* choice i is kept by lane i % 32 */
-    int32_t mine_idx[DI_MOE_PER_ROW_MAX / DI_WARP] = {};
-    for (int i = 0; i < o.k; i++) {
-        uint32_t most = __reduce_max_sync(0xFFFFFFFFu, best);
-        int e = (int)__reduce_min_sync(0xFFFFFFFFu, best == most ? (unsigned)best_e : 0xFFFFFFFFu);
-        float s = score[e];
-        sum = __fadd_rn(sum, s);
-        if (e % DI_WARP == lane) { /* its lane alone reads the key */
-            key[e] = 0;
-            look();
-        }
-#pragma unroll
-        for (int j = 0; j < DI_MOE_PER_ROW_MAX / DI_WARP; j++) {
-            if (i == lane + j * DI_WARP)
-                mine[j] = s, mine_idx[j] = e;
-        }
-    }
-    float total = __fadd_rn(sum, 1e-20f);
-#pragma unroll
-    for (int j = 0; j < DI_MOE_PER_ROW_MAX / DI_WARP; j++) {
-        int i = lane + j * DI_WARP;
-        if (i < o.k) {
-            o.idx[row * o.k + i] = mine_idx[j];
-            o.weight[row * o.k + i] = __fmul_rn(__fdiv_rn(mine[j], total), o.factor);
-        }
-    }
+    const float *mine = logits + blockIdx.x * (int64_t)o.n_experts;
+    route_choose(o, score, [&](int e) { /* sqrt(softplus(logit)) */
+                                        float v = mine[e];
+                                        return __fsqrt_rn(v > 20.0f ? v : (float)cu_log1p(cu_exp((double)v)));
+    });
 }
 
 /* ---- the operation ----------------------------------------------------------------------------------------------- */
@@ -471,6 +399,8 @@ di_status di_cuda_moe_route(di_stream *stream, const di_moe_route_args *a) {
         (a->is_image && !a->bias_vl))
         return DI_ERR_SHAPE;
     if (!x->n_rows)
+        return DI_OK;
+    if (di_moe_route_sm90(stream, a))
         return DI_OK;
     const di_mat gate = *a->gate;
     int64_t n_experts = gate.n_out, n_groups = (x->n_cols + 31) / 32, n_sums = (n_groups + 3) / 4 * 4;
@@ -493,9 +423,8 @@ di_status di_cuda_moe_route(di_stream *stream, const di_moe_route_args *a) {
         DI_LAUNCH_PDL((logits_any), grid, block, smem, stream->stream, *x, gate, (int32_t)n_groups, (int32_t)n_sums,
                       logits);
     }
-    route_out o = {a->bias, a->bias_vl, a->is_image, (int32_t)n_experts, a->k, a->factor, a->idx, a->weight};
     unsigned block = (unsigned)DI_MIN((n_experts + 31) / 32 * 32, (int64_t)512);
-    DI_LAUNCH_PDL((route_select), (unsigned)x->n_rows, block, 2 * (size_t)n_experts * sizeof(float), stream->stream, o,
-                  logits);
+    DI_LAUNCH_PDL((route_select), (unsigned)x->n_rows, block, 2 * (size_t)n_experts * sizeof(float), stream->stream,
+                  route_out_of(a), logits);
     return DI_OK;
 }

@@ -4,19 +4,15 @@
  * rows of activations (operand B, in shared memory), and adds all k into one accumulator of N/2 floats a thread, in
  * rising blocks of 128 k and, inside a block, in the order below: a row of activations gives the same bits for every N.
  *
- *   weights      go from device memory to registers once, 16 bytes a load, several blocks ahead; stored codes become
- *                bf16 there, by placing their bits and one multiplication by a power of two that holds their scale. The
- *                result is exact: an E2M1 value times a power of two is a bf16 value (beyond bf16's range it saturates
- *                to infinity or loses subnormal bits). E4M3 weights are multiplied as they are, elsewhere.
- *   activations  lie in a ring of stages in shared memory, a block of 128 k each, as bf16. A producer fills it: by
- *                conversion of rows (tile_convert) or by bulk copies of tiles that a kernel before has made
- *                (tile_pack, tile_copy), to all blocks of a cluster at once if they share them.
+ *   weights      E2M1 with a scale for 32. They go from device memory to registers once, 16 bytes a load, several
+ * blocks ahead; codes become bf16 there, by placing their bits and one multiplication by a power of two that holds
+ * their scale. The result is exact: an E2M1 value times a power of two is a bf16 value (beyond bf16's range it
+ * saturates to infinity or loses subnormal bits). activations  lie in a ring of stages in shared memory, a block of 128
+ * k each, as bf16. A producer fills it from rows of E4M3.
  *
  * Order of k inside a block. A thread of the multiply has the slots 2c, 2c+1, 2c+8, 2c+9 (c = lane % 4) of each of the
  * eight steps of 16; k is dealt out so that these are 16 contiguous bytes of memory, and the four c of a row 64:
- *
- *   DI_F4_E2M1   k = 32c + (8t + 0..7)            word t of the 16 bytes is steps 2t (pairs 04 15), 2t+1 (pairs 26 37)
- *   DI_BF16      k = 32h + 8c + (2t, 2t+1)        word t of load h is half of step 2h + t/2 (t even: slots 2c, 2c+1)
+ * k = 32c + (8t + 0..7), where word t of the 16 bytes is steps 2t (pairs 04 15) and 2t+1 (pairs 26 37).
  *
  * A kernel gives a plan (below): which units of work its block does. Consumers and producer walk the same units; loads
  * of weights run on into the next unit, so that memory is never idle between two. */
@@ -31,68 +27,54 @@ enum { TILE_K = 128, TILE_W_ROWS = 64 /* of a warpgroup */, TILE_GROUP = 128 /* 
 /* A plan is a struct with these members; i counts the units of this block of threads from 0.
  *
  *   int n_blocks(int i)                       blocks of 128 k of unit i; 0: there is no unit i
- *   void rows(int i, tile_rows<T> &r)         the calling consumer thread's two rows of W at the unit's first block, by
+ *   void rows(int i, tile_rows &r)            the calling consumer thread's two rows of W at the unit's first block, by
  *                                             r.set(0 or 1, ...): mma rows lane/4 and lane/4 + 8 of the warp's 16. Any
  *                                             two rows of memory; out of range is not allowed (repeat another row)
  *   void done(int i, const float (&acc)[N / 2])   takes the sums, all threads of a warpgroup together: acc[4j + 2r + e]
  *                                             is row r (0, 1) of the thread's two and column 8j + 2*(lane%4) + e. Not
  *                                             written to: the compiler would wait for multiplies at every block
- *   int x_row(int i, int n)                   tile_convert: row of the activations of column n < N; -1: zeros
- *   int x_col(int i)                          tile_convert: the unit's first column there, a multiple of 128
- *   const uint8_t *x_tiles(int i)             tile_copy: the unit's first packed block; the others follow it */
+ *   int x_row(int i, int n)                   row of the activations of column n < N; -1: zeros
+ *   int x_col(int i)                          the unit's first column there, a multiple of 128 */
 
 /* ---- weights ---------------------------------------------------------------------------------------------------- */
 
+/* A scale b multiplies placed bits by 2^(b + BIAS - 127). */
 template <di_dtype T> struct tile_type;
-template <> struct tile_type<DI_F4_E2M1> {
-    static constexpr int LOADS = 1, BLOCK_BYTES = 64; /* of a row */
-    static constexpr uint32_t BIAS = 126;             /* a scale b multiplies the placed bits by 2^(b + BIAS - 127) */
-};
-template <> struct tile_type<DI_F8_E4M3> { /* of activations */
-    static constexpr uint32_t BIAS = 120;
-};
-template <> struct tile_type<DI_BF16> {
-    static constexpr int LOADS = 4, BLOCK_BYTES = 256;
-    static constexpr uint32_t BIAS = 0;
-};
+template <> struct tile_type<DI_F4_E2M1> { static constexpr uint32_t BIAS = 126; };
+template <> struct tile_type<DI_F8_E4M3> { static constexpr uint32_t BIAS = 120; };
+
+enum { TILE_W_BYTES = TILE_K / 2 /* of a row and block */ };
 
 /* A thread's two rows of W. */
-template <di_dtype T> struct tile_rows {
+struct tile_rows {
     const uint8_t *data[2];  /* this thread's first 16 bytes */
     const uint8_t *scale[2]; /* of the row's block of 128: four bytes, aligned to 4 */
 
     /* Row `row` of w, from column `col` (a multiple of 128) on. n_in is a multiple of 128, w.data aligned to 16,
      * w.scale to 4. */
     __device__ void set(int r, const di_mat &w, int64_t row, int64_t col) {
-        data[r] =
-            (const uint8_t *)w.data + (row * w.n_in + col) / 128 * tile_type<T>::BLOCK_BYTES + threadIdx.x % 4 * 16;
-        if (T == DI_F4_E2M1)
-            scale[r] = w.scale + (row * w.n_in + col) / 32;
+        data[r] = (const uint8_t *)w.data + (row * w.n_in + col) / 128 * TILE_W_BYTES + threadIdx.x % 4 * 16;
+        scale[r] = w.scale + (row * w.n_in + col) / 32;
     }
     __device__ void next() {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            data[r] += tile_type<T>::BLOCK_BYTES;
-            if (T != DI_BF16)
-                scale[r] += 4;
+            data[r] += TILE_W_BYTES;
+            scale[r] += 4;
         }
     }
 };
 
 /* A thread's share of a block as it comes from memory. */
-template <di_dtype T> struct tile_raw {
-    uint4 w[2][tile_type<T>::LOADS];
+struct tile_raw {
+    uint4 w[2];
     uint32_t s[2];
 
-    __device__ void load(const tile_rows<T> &rows) {
+    __device__ void load(const tile_rows &rows) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-#pragma unroll
-            for (int h = 0; h < tile_type<T>::LOADS; h++)
-                w[r][h] = cu_load16_once(rows.data[r] + h * 64);
-            s[r] = T == DI_BF16 ? 0 : __ldg((const uint32_t *)rows.scale[r]);
-            if (T == DI_BF16)
-                cu_pin(s[r]); /* a zero that the compiler doesn't know */
+            w[r] = cu_load16_once(rows.data[r]);
+            s[r] = __ldg((const uint32_t *)rows.scale[r]);
         }
     }
 };
@@ -127,80 +109,48 @@ template <di_dtype T> __device__ static inline void tile_factors_large(uint32_t 
 }
 
 /* Half a block (HALF 0, 1) as operand A of its four steps. All lanes of the warp together. */
-template <di_dtype T, int HALF> __device__ static inline void tile_widen(tile_raw<T> &raw, uint32_t (&a)[4][4]) {
+template <int HALF> __device__ static inline void tile_widen(tile_raw &raw, uint32_t (&a)[4][4]) {
+    constexpr di_dtype T = DI_F4_E2M1;
+    uint32_t c = threadIdx.x % 4, b[2], f[2]; /* a row's 16 bytes are one group */
     /* Not before the wait that frees a: what follows depends on this. */
-    constexpr int LOADS = tile_type<T>::LOADS, PER_HALF = LOADS > 1 ? LOADS / 2 : 1;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
+        cu_pin(HALF ? raw.w[r].z : raw.w[r].x);
+        cu_pin(HALF ? raw.w[r].w : raw.w[r].y);
+        b[r] = raw.s[r] >> c * 8 & 255;
+        f[r] = tile_factor<T>(b[r]);
+    }
+    bool is_large = __any_sync(0xFFFFFFFFu, tile_is_large<T>(b[0]) || tile_is_large<T>(b[1]));
+    uint32_t f2[2] = {0x3F803F80u, 0x3F803F80u};
+    if (is_large) {
+        tile_factors_large<T>(b[0], f[0], f2[0]);
+        tile_factors_large<T>(b[1], f[1], f2[1]);
+    }
 #pragma unroll
-        for (int h = 0; h < PER_HALF; h++) {
-            uint4 &v = raw.w[r][LOADS > 1 ? HALF * PER_HALF + h : 0];
-            if (LOADS > 1 || HALF == 0) {
-                cu_pin(v.x);
-                cu_pin(v.y);
-            }
-            if (LOADS > 1 || HALF == 1) {
-                cu_pin(v.z);
-                cu_pin(v.w);
-            }
+    for (int r = 0; r < 2; r++) {
+        const uint4 &v = raw.w[r];
+#pragma unroll
+        for (int t = 0; t < 2; t++) {
+            uint32_t pair[4];
+            tile_place_e2m1(HALF ? t ? v.w : v.z : t ? v.y : v.x, pair);
+            a[2 * t][r] = cu_mul_bf16x2(pair[0], f[r]);
+            a[2 * t][2 + r] = cu_mul_bf16x2(pair[1], f[r]);
+            a[2 * t + 1][r] = cu_mul_bf16x2(pair[2], f[r]);
+            a[2 * t + 1][2 + r] = cu_mul_bf16x2(pair[3], f[r]);
         }
     }
-    if constexpr (T == DI_BF16) {
-        /* Times one, so that multiplies read other registers than the next loads write; and a second time in a branch
-         * that is never taken (s is 0): without it ptxas waits for each multiply before the next (its note C7513). */
+    if (is_large) {
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
+        for (int s = 0; s < 4; s++) {
 #pragma unroll
-            for (int s = 0; s < 4; s++) {
-                const uint4 &v = raw.w[r][(HALF * 2 + s / 2) % LOADS];
-                a[s][r] = cu_mul_bf16x2(s % 2 ? v.z : v.x, 0x3F803F80u);
-                a[s][2 + r] = cu_mul_bf16x2(s % 2 ? v.w : v.y, 0x3F803F80u);
-            }
-        }
-        if (__any_sync(0xFFFFFFFFu, raw.s[0] != 0)) {
-#pragma unroll
-            for (int i = 0; i < 16; i++)
-                a[i / 4][i % 4] = cu_mul_bf16x2(a[i / 4][i % 4], raw.s[0]);
-        }
-    } else {
-        uint32_t c = threadIdx.x % 4, b[2], f[2]; /* a row's 16 bytes are one group */
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            b[r] = raw.s[r] >> c * 8 & 255;
-            f[r] = tile_factor<T>(b[r]);
-        }
-        bool is_large = __any_sync(0xFFFFFFFFu, tile_is_large<T>(b[0]) || tile_is_large<T>(b[1]));
-        uint32_t f2[2] = {0x3F803F80u, 0x3F803F80u};
-        if (is_large) {
-            tile_factors_large<T>(b[0], f[0], f2[0]);
-            tile_factors_large<T>(b[1], f[1], f2[1]);
-        }
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const uint4 &v = raw.w[r][0];
-#pragma unroll
-            for (int t = 0; t < 2; t++) {
-                uint32_t pair[4];
-                tile_place_e2m1(HALF ? t ? v.w : v.z : t ? v.y : v.x, pair);
-                a[2 * t][r] = cu_mul_bf16x2(pair[0], f[r]);
-                a[2 * t][2 + r] = cu_mul_bf16x2(pair[1], f[r]);
-                a[2 * t + 1][r] = cu_mul_bf16x2(pair[2], f[r]);
-                a[2 * t + 1][2 + r] = cu_mul_bf16x2(pair[3], f[r]);
-            }
-        }
-        if (is_large) {
-#pragma unroll
-            for (int s = 0; s < 4; s++) {
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    a[s][i] = cu_mul_bf16x2(a[s][i], f2[i % 2]);
-            }
+            for (int i = 0; i < 4; i++)
+                a[s][i] = cu_mul_bf16x2(a[s][i], f2[i % 2]);
         }
     }
 }
 
 /* ---- the ring of activations -------------------------------------------------------------------------------------
- * A stage is one packed tile: N rows of 128 slots, two panels of 64, each row 128 bytes with the 128-byte swizzle. */
+ * A stage is one tile: N rows of 128 slots, two panels of 64, each row 128 bytes with the 128-byte swizzle. */
 
 template <int N> struct tile_x_bytes { static constexpr int STAGE = N * TILE_K * 2; };
 
@@ -214,12 +164,10 @@ template <int N, int STAGES> struct tile_ring {
     __device__ explicit tile_ring(uint8_t *shared)
         : stages(shared), full((uint64_t *)(shared + STAGES * tile_x_bytes<N>::STAGE)), empty(full + STAGES) {
     }
-    /* By one thread, before a barrier of the block (of the cluster, if it shares activations). n_fills: arrivals that
-     * fill a stage, 4 for tile_convert and 1 for tile_copy; n_uses: warps of consumers that read it, in all blocks of
-     * the cluster. */
-    __device__ void init(int n_fills, int n_uses) {
+    /* By one thread, before a barrier of the block. n_uses: warps of consumers that read a stage. */
+    __device__ void init(int n_uses) {
         for (int s = 0; s < STAGES; s++) {
-            cu_mbar_init(&full[s], n_fills);
+            cu_mbar_init(&full[s], TILE_GROUP / DI_WARP); /* warps of tile_convert */
             cu_mbar_init(&empty[s], n_uses);
         }
         cu_fence_mbar_init();
@@ -241,12 +189,12 @@ template <int STAGES> struct tile_at {
 /* ---- consumers --------------------------------------------------------------------------------------------------- */
 
 /* What loads weights ahead of the multiplies, through all units. */
-template <di_dtype T, class Plan> struct tile_feed {
-    tile_rows<T> rows;
+template <class Plan> struct tile_feed {
+    tile_rows rows;
     int unit = 0, left = 0; /* left: blocks of the unit */
     bool is_over = false;
 
-    __device__ void load(Plan &plan, tile_raw<T> &raw) {
+    __device__ void load(Plan &plan, tile_raw &raw) {
         if (__builtin_expect(left == 0, 0)) {
             if (is_over)
                 return;
@@ -262,13 +210,12 @@ template <di_dtype T, class Plan> struct tile_feed {
     }
 };
 
-/* All units of the plan by one warpgroup. DEPTH: blocks of weights under way. CLUSTER: blocks of threads that share the
- * ring's contents; then no block may leave the kernel before all have come to its end. */
-template <di_dtype T, int N, int STAGES, int DEPTH, int CLUSTER, class Plan> struct tile_consumer {
+/* All units of the plan by one warpgroup. DEPTH: blocks of weights under way. */
+template <int N, int STAGES, int DEPTH, class Plan> struct tile_consumer {
     const tile_ring<N, STAGES> &ring;
     Plan &plan;
-    tile_feed<T, Plan> feed;
-    tile_raw<T> raw[DEPTH];
+    tile_feed<Plan> feed;
+    tile_raw raw[DEPTH];
     float acc[N / 2];
     uint32_t a[2][4][4]; /* operand A of the halves of a block: one is made while the other is multiplied */
     uint64_t desc0;
@@ -289,13 +236,8 @@ template <di_dtype T, int N, int STAGES, int DEPTH, int CLUSTER, class Plan> str
             fill<D + 1>();
     }
     __device__ void release(uint32_t stage) {
-        uint32_t lane = threadIdx.x % DI_WARP;
-        if (CLUSTER == 1) {
-            if (lane == 0)
-                cu_mbar_arrive(&ring.empty[stage]);
-        } else if (lane < CLUSTER) {
-            cu_mbar_arrive_remote(&ring.empty[stage], lane);
-        }
+        if (threadIdx.x % DI_WARP == 0)
+            cu_mbar_arrive(&ring.empty[stage]);
     }
     template <int HALF> __device__ void multiply(uint64_t desc) {
         /* The words of A are there before the fence, not made between multiplies. */
@@ -313,13 +255,13 @@ template <di_dtype T, int N, int STAGES, int DEPTH, int CLUSTER, class Plan> str
     template <int D> __device__ bool blocks() {
         uint64_t desc = cu_desc_add(desc0, at.stage * tile_x_bytes<N>::STAGE);
         cu_wgmma_wait<1>(); /* a[0] is free: the first half of the block before is done */
-        tile_widen<T, 0>(raw[D], a[0]);
+        tile_widen<0>(raw[D], a[0]);
         cu_mbar_wait(&ring.full[at.stage], at.parity);
         multiply<0>(desc);
         cu_wgmma_wait<1>(); /* so is a[1], and with it the stage of the block before */
         if (keep)
             release(before);
-        tile_widen<T, 1>(raw[D], a[1]);
+        tile_widen<1>(raw[D], a[1]);
         feed.load(plan, raw[D]);
         multiply<1>(desc);
         before = at.stage;
@@ -347,19 +289,13 @@ template <di_dtype T, int N, int STAGES, int DEPTH, int CLUSTER, class Plan> str
     }
 };
 
-template <di_dtype T, int N, int STAGES, int DEPTH, int CLUSTER, class Plan>
+template <int N, int STAGES, int DEPTH, class Plan>
 __device__ static inline void tile_consume(const tile_ring<N, STAGES> &ring, Plan &plan) {
-    tile_consumer<T, N, STAGES, DEPTH, CLUSTER, Plan> consumer(ring, plan);
+    tile_consumer<N, STAGES, DEPTH, Plan> consumer(ring, plan);
     consumer.run();
 }
 
-/* ---- activations into tiles --------------------------------------------------------------------------------------
- * A piece is what one thread converts: 4 pieces of a row and block hold 32 values each.
- * T is the type of the weights, whose order of k the tile has; activations are DI_BF16 where T is, else DI_F8_E4M3. */
-
-template <di_dtype T> struct tile_piece_type;
-template <> struct tile_piece_type<DI_F4_E2M1> { typedef uint2 load; };
-template <> struct tile_piece_type<DI_BF16> { typedef uint4 load; };
+/* ---- activations into tiles -------------------------------------------------------------------------------------- */
 
 /* The low half of one word, the high half of another. */
 __device__ static inline uint32_t tile_halves(uint32_t lo, uint32_t hi) {
@@ -388,10 +324,10 @@ __device__ static inline uint4 tile_x_pairs(uint32_t lo, uint32_t hi, uint32_t b
     return make_uint4(v[0], v[1], v[2], v[3]);
 }
 
-template <di_dtype T> struct tile_piece {
-    typedef typename tile_piece_type<T>::load load_type;
+/* What one thread converts: 4 pieces of a row and block hold 32 values each. */
+struct tile_piece {
     static constexpr int PIECES = 4; /* of a row and block */
-    load_type v[4];                  /* of c = 0..3 */
+    uint2 v[4];                      /* of c = 0..3 */
     uint32_t scales;                 /* of the block's four groups */
 
     /* Piece p of the block of 128 values that starts at data (aligned to 16); scale: its four bytes, aligned to 4.
@@ -400,41 +336,29 @@ template <di_dtype T> struct tile_piece {
         if (!data) {
 #pragma unroll
             for (int c = 0; c < 4; c++)
-                v[c] = load_type{};
+                v[c] = uint2{};
             scales = 0;
             return;
         }
-        const load_type *at = (const load_type *)data;
+        const uint2 *at = (const uint2 *)data;
 #pragma unroll
-        for (int c = 0; c < 4; c++) {
-            if (T == DI_F4_E2M1)
-                v[c] = at[c * 4 + p];
-            else
-                v[c] = at[p * 4 + c];
-        }
-        scales = T == DI_BF16 ? 0 : *(const uint32_t *)scale;
+        for (int c = 0; c < 4; c++)
+            v[c] = at[c * 4 + p];
+        scales = *(const uint32_t *)scale;
     }
 
     /* Writes it to row n of a tile of n_rows rows. */
-    __device__ void store(uint8_t *tile, int n_rows, int n, int p) const;
-};
-
-template <> __device__ inline void tile_piece<DI_F4_E2M1>::store(uint8_t *tile, int n_rows, int n, int p) const {
+    __device__ void store(uint8_t *tile, int n_rows, int n, int p) const {
 #pragma unroll
-    for (int j = 0; j < 4; j++) { /* codes j and j + 4 of the eight */
-        uint32_t sel = (uint32_t)(j << 4 | (4 + j) << 12), q[4];
+        for (int j = 0; j < 4; j++) { /* codes j and j + 4 of the eight */
+            uint32_t sel = (uint32_t)(j << 4 | (4 + j) << 12), q[4];
 #pragma unroll
-        for (int c = 0; c < 4; c++)
-            q[c] = tile_x_pair(__byte_perm(v[c].x, v[c].y, sel), scales >> c * 8 & 255, scales >> c * 8 & 255);
-        *(uint4 *)(tile + cu_sw128(n, p * 64 + j * 16, n_rows)) = make_uint4(q[0], q[1], q[2], q[3]);
+            for (int c = 0; c < 4; c++)
+                q[c] = tile_x_pair(__byte_perm(v[c].x, v[c].y, sel), scales >> c * 8 & 255, scales >> c * 8 & 255);
+            *(uint4 *)(tile + cu_sw128(n, p * 64 + j * 16, n_rows)) = make_uint4(q[0], q[1], q[2], q[3]);
+        }
     }
-}
-template <> __device__ inline void tile_piece<DI_BF16>::store(uint8_t *tile, int n_rows, int n, int p) const {
-    *(uint4 *)(tile + cu_sw128(n, p * 64, n_rows)) = make_uint4(v[0].x, v[1].x, v[2].x, v[3].x);
-    *(uint4 *)(tile + cu_sw128(n, p * 64 + 16, n_rows)) = make_uint4(v[0].y, v[1].y, v[2].y, v[3].y);
-    *(uint4 *)(tile + cu_sw128(n, p * 64 + 32, n_rows)) = make_uint4(v[0].z, v[1].z, v[2].z, v[3].z);
-    *(uint4 *)(tile + cu_sw128(n, p * 64 + 48, n_rows)) = make_uint4(v[0].w, v[1].w, v[2].w, v[3].w);
-}
+};
 
 /* Whether the rows of x can be read by pieces: n_cols is a multiple of 128. Host. */
 static inline bool tile_fits_act(const di_act *x) {
@@ -449,18 +373,18 @@ static inline bool tile_fits_mat(const di_mat *w) {
 }
 
 /* Block kb of row `row` of x as data and scale of tile_piece::load; row -1: zeros. */
-template <di_dtype T> struct tile_x_row {
+struct tile_x_row {
     const uint8_t *data, *scale;
 
     __device__ void set(const di_act &x, int64_t row, int64_t col) {
         data = scale = NULL;
         if (row >= 0) {
-            data = (const uint8_t *)x.data + (row * x.stride + col) * (T == DI_BF16 ? 2 : 1);
-            scale = T == DI_BF16 ? NULL : x.scale + (row * x.n_cols + col) / 32;
+            data = (const uint8_t *)x.data + row * x.stride + col;
+            scale = x.scale + (row * x.n_cols + col) / 32;
         }
     }
     __device__ const uint8_t *data_at(int kb) const {
-        return data ? data + (size_t)kb * TILE_K * (T == DI_BF16 ? 2 : 1) : NULL;
+        return data ? data + (size_t)kb * TILE_K : NULL;
     }
     __device__ const uint8_t *scale_at(int kb) const {
         return scale + (size_t)kb * (TILE_K / 32);
@@ -468,11 +392,11 @@ template <di_dtype T> struct tile_x_row {
 };
 
 /* Fills the ring for all units of the plan from rows of x; one warpgroup (tid 0..127). */
-template <di_dtype T, int N, int STAGES, class Plan>
+template <int N, int STAGES, class Plan>
 __device__ static inline void tile_convert(const tile_ring<N, STAGES> &ring, Plan &plan, const di_act &x, int tid) {
-    constexpr int P = tile_piece<T>::PIECES, SHARE = (N * P + TILE_GROUP - 1) / TILE_GROUP;
-    tile_x_row<T> row[SHARE];
-    tile_piece<T> now[SHARE], ahead[SHARE];
+    constexpr int P = tile_piece::PIECES, SHARE = (N * P + TILE_GROUP - 1) / TILE_GROUP;
+    tile_x_row row[SHARE];
+    tile_piece now[SHARE], ahead[SHARE];
     int unit = 0, n = plan.n_blocks(0), kb = 0;
     auto set_rows = [&]() {
         int col = plan.x_col(unit);
@@ -482,7 +406,7 @@ __device__ static inline void tile_convert(const tile_ring<N, STAGES> &ring, Pla
             row[i].set(x, at < N * P ? plan.x_row(unit, at / P) : -1, col);
         }
     };
-    auto load = [&](tile_piece<T>(&piece)[SHARE]) {
+    auto load = [&](tile_piece(&piece)[SHARE]) {
 #pragma unroll
         for (int i = 0; i < SHARE; i++)
             piece[i].load(row[i].data_at(kb), row[i].scale_at(kb), (tid + i * TILE_GROUP) % P);
@@ -520,42 +444,6 @@ __device__ static inline void tile_convert(const tile_ring<N, STAGES> &ring, Pla
         for (int i = 0; i < SHARE; i++)
             now[i] = ahead[i];
     }
-}
-
-/* Fills the ring with packed tiles by the copy engine; one thread. CLUSTER > 1: every block of the cluster has the same
- * x_tiles, takes its share of each tile and gives it to all. */
-template <int N, int STAGES, int CLUSTER, class Plan>
-__device__ static inline void tile_copy(const tile_ring<N, STAGES> &ring, Plan &plan) {
-    constexpr int BYTES = tile_x_bytes<N>::STAGE, SHARE = BYTES / CLUSTER;
-    uint32_t rank = CLUSTER > 1 ? cu_cluster_rank() : 0;
-    tile_at<STAGES> at;
-    for (int unit = 0;; unit++) {
-        int n = plan.n_blocks(unit);
-        if (n == 0)
-            break;
-        const uint8_t *from = plan.x_tiles(unit) + rank * SHARE;
-        for (int kb = 0; kb < n; kb++, from += BYTES, at.next()) {
-            if (CLUSTER > 1)
-                cu_mbar_wait_cluster(&ring.empty[at.stage], at.parity ^ 1);
-            else
-                cu_mbar_wait(&ring.empty[at.stage], at.parity ^ 1);
-            cu_mbar_arrive_expect(&ring.full[at.stage], BYTES);
-            uint32_t to = cu_smem(ring.stages) + at.stage * BYTES + rank * SHARE;
-            if (CLUSTER > 1)
-                cu_bulk_load_multicast(to, from, SHARE, &ring.full[at.stage], (uint16_t)((1 << CLUSTER) - 1));
-            else
-                cu_bulk_load(to, from, SHARE, &ring.full[at.stage]);
-        }
-    }
-}
-
-/* One piece of packed tiles in device memory, for the kernel that makes them: value block kb of the row at `row` to row
- * n of the tile at `tile` (n_rows rows, tile_x_bytes each). */
-template <di_dtype T>
-__device__ static inline void tile_pack(uint8_t *tile, int n_rows, int n, const tile_x_row<T> &row, int kb, int p) {
-    tile_piece<T> piece;
-    piece.load(row.data_at(kb), row.scale_at(kb), p);
-    piece.store(tile, n_rows, n, p);
 }
 
 #endif
