@@ -365,10 +365,7 @@ static void codes_follow(twin *t, acase *c, const di_attention_args *d) {
     assert_int_equal(di_cpu_ops.quant(t->cpu_stream, &(di_quant_args){.x = out, .out = codes}), DI_OK);
     di_attention_quant_args args = {.attention = *d, .codes = twin_act_out(t, &codes)};
     args.attention.out = twin_act_out(t, &c->a.out);
-    di_status st = t->gpu.ops->attention_quant(t->stream, &args);
-    if (out.n_rows > 256 && st == DI_ERR_SHAPE) /* many rows: the operations one by one */
-        return;
-    assert_int_equal(st, DI_OK);
+    assert_int_equal(t->gpu.ops->attention_quant(t->stream, &args), DI_OK);
     twin_act_same(t, &args.codes, &codes, "codes of attention");
 }
 

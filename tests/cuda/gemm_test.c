@@ -323,7 +323,7 @@ static void chain_case(twin *t, uint64_t *rng, int64_t n_rows, int32_t n_groups,
     else
         assert_int_equal(di_cpu_ops.quant(t->cpu_stream, &(di_quant_args){.x = c.a.out, .out = codes}), DI_OK);
     di_status st = ops->gemm_chain(t->stream, &d);
-    if (n_rows > 16 && st == DI_ERR_SHAPE) { /* many rows: the operations one by one */
+    if (is_rope && n_rows > 16 && st == DI_ERR_SHAPE) { /* many rows: the operations one by one */
         case_drop(&c, t);
         return;
     }

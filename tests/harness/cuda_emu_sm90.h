@@ -187,6 +187,17 @@ static inline void di_emu_map_load(uint32_t smem, const cu_map &map, const int (
 static inline void cu_map_load(uint32_t smem, const cu_map &map, int x, int y, uint64_t *bar) {
     di_emu_map_load(smem, map, {x, y, 0, 0, 0}, bar);
 }
+static inline void cu_map_store(const cu_map &map, int x, int y, uint32_t smem) {
+    DI_EMU_CHECK(smem % 1024 == 0, "a box comes from 0x%x: not a multiple of 1024", smem);
+    for (uint32_t r = 0; r < map.box[1]; r++) {
+        for (uint32_t c = 0; c < 8; c++) {
+            int64_t row = y + (int64_t)r, at = x + (int64_t)c * 16;
+            if (row >= 0 && row < (int64_t)map.dims[1] && at >= 0 && at + 16 <= (int64_t)map.dims[0])
+                di_emu_bulk_store((uint8_t *)map.base + row * (int64_t)map.strides[1] + at,
+                                  smem + r * 128 + ((c ^ (r & 7)) << 4), 16);
+        }
+    }
+}
 static inline void cu_map_load4(uint32_t smem, const cu_map &map, int x, int y, uint64_t *bar) {
     di_emu_map_load(smem, map, {x, 0, y, 0, 0}, bar);
 }

@@ -255,16 +255,13 @@ di_status di_cuda_attention(di_stream *stream, const di_attention_args *args) {
     return DI_ERR_SHAPE;
 }
 
-/* With many rows whoever adds values would wait for coding: a kernel of its own is faster. */
-enum { CODES_ROWS_MAX = 256 };
-
 di_status di_cuda_attention_quant(di_stream *stream, const di_attention_quant_args *args) {
     const di_attention_args *a = &args->attention;
     const di_act *codes = &args->codes;
     if (!di_cuda_attention_fits(stream, a) || codes->dtype != DI_F8_E4M3 || !di_cuda_is_act(codes) ||
         codes->n_cols != a->out.n_cols || codes->n_rows < a->rows->n_rows || codes->stride % 8 ||
         !di_rows_is_aligned(codes->data, 0, 8) || stream->dev->arch != DI_CUDA_SM90 ||
-        a->rows->n_rows > CODES_ROWS_MAX || !di_cuda_attention_sm90_fits(stream, a))
+        !di_cuda_attention_sm90_fits(stream, a))
         return DI_ERR_SHAPE;
     return a->rows->n_rows ? di_cuda_attention_sm90(stream, a, codes) : DI_OK;
 }

@@ -136,11 +136,9 @@ di_status di_cuda_gemm_chain(di_stream *stream, const di_gemm_chain_args *a) {
     job.aligned = 8; /* chain_fits */
     if (!gemm_sm90_fits(stream->dev, &job))
         return DI_ERR_SHAPE;
-    /* With many rows the warps that multiply would wait for what follows: a kernel of its own is faster. */
     gemm_cut cut = gemm_fp8_cut(stream->dev, &job.w);
-    if (!gemm_fp8_is_few(stream->dev, &job, &cut))
+    /* With many rows the warps that multiply would wait for rope: a kernel of its own is faster. */
+    if (job.cos && !gemm_fp8_is_few(stream->dev, &job, &cut))
         return DI_ERR_SHAPE;
-    if (job.x.n_rows)
-        gemm_sm90_few(stream, &job, &cut);
-    return DI_OK;
+    return job.x.n_rows ? gemm_sm90(stream, &job) : DI_OK;
 }

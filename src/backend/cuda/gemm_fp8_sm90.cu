@@ -15,6 +15,7 @@
  */
 #include "cu.cuh"
 #include "gemm.h"
+#include "rows.cuh"
 #include "sm90.cuh"
 
 enum {
@@ -23,19 +24,19 @@ enum {
     GROUPS_K = BLOCK_K / 32,
     WARPGROUP = 128,
     SCALERS = WARPGROUP - 32,
-    BAND = 8, /* row tiles */
 };
 
-/* Shared memory: codes of the stages, their scales (a float for each group of 32 k), sums of pieces, barriers. */
+/* Shared memory: codes of the stages, their scales (a float for each group of 32 k), of each warpgroup the sums of
+ * pieces or a tile on its way to memory, barriers. */
 template <int GROUPS, bool CUT> struct fp8_form {
     static constexpr int ROWS = 64 * GROUPS, CONSUMERS = GROUPS * WARPGROUP, THREADS = CONSUMERS + WARPGROUP;
     static constexpr int TEMPS = GROUPS == 3 ? 1 : 2; /* multiplies of a warpgroup under way: what registers allow */
     static constexpr int CONSUMER_REGS = GROUPS == 3 ? 152 : 224, COPIER_REGS = 56;
     static constexpr int X = 0, W = ROWS * BLOCK_K, BYTES = W + OUT_TILE * BLOCK_K;
     static constexpr int X_SCALE = 0, W_SCALE = ROWS * GROUPS_K * 4, SCALE_BYTES = W_SCALE + OUT_TILE / 32 * 16;
-    static constexpr int SUM_BYTES = CUT ? ROWS * OUT_TILE * 4 : 0;
-    static constexpr int COUNT = (227 * 1024 - 256 - SUM_BYTES) / (BYTES + SCALE_BYTES);
-    static constexpr int SCALES = COUNT * BYTES, SUMS = SCALES + COUNT * SCALE_BYTES, BARRIERS = SUMS + SUM_BYTES;
+    static constexpr int OUT = 64 * OUT_TILE * (CUT ? 4 : 2); /* of a warpgroup: floats, or bf16 */
+    static constexpr int COUNT = (227 * 1024 - 256 - GROUPS * OUT) / (BYTES + SCALE_BYTES);
+    static constexpr int OUTS = COUNT * BYTES, SCALES = OUTS + GROUPS * OUT, BARRIERS = SCALES + COUNT * SCALE_BYTES;
     static constexpr int ALL = BARRIERS + 2 * COUNT * 8;
 };
 
@@ -59,32 +60,14 @@ template <class F> struct fp8_at {
     }
 };
 
-/* The tiles of a product. Bands of 8 row tiles, inside a band output by output, so that what runs together shares rows
- * of both operands. */
-struct fp8_tiles {
-    int n_row_tiles, n_out_tiles;
-
-    __device__ int count() const {
-        return n_row_tiles * n_out_tiles;
-    }
-    __device__ int of_block() const {
-        return (count() - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
-    }
-    __device__ void at(int t, int rows, int64_t &row0, int64_t &out0) const {
-        int per_band = BAND * n_out_tiles, first = t / per_band * BAND, in_band = t % per_band;
-        int n = n_row_tiles - first < BAND ? n_row_tiles - first : BAND;
-        row0 = (int64_t)(first + in_band % n) * rows;
-        out0 = (int64_t)(in_band / n) * OUT_TILE;
-    }
-};
-
 /* ---- copying -----------------------------------------------------------------------------------------------------
  * The first thread asks the copy engine for codes; the other three warps bring scales, as floats.
  */
 
-/* X: [rows][k]. W: [out%32/2][out/32][out%2][k]. */
+/* X: [rows][k]. W: [out%32/2][out/32][out%2][k]. Out: [rows][outputs], where tiles go through shared memory. */
 struct fp8_maps {
-    cu_map x, w;
+    cu_map x, w, out;
+    bool has_out;
 };
 
 static bool fp8_maps_make(fp8_maps *maps, const gemm_job &job, uint32_t n_rows) {
@@ -92,18 +75,25 @@ static bool fp8_maps_make(fp8_maps *maps, const gemm_job &job, uint32_t n_rows) 
     uint64_t x_stride[1] = {(uint64_t)job.x.stride}, w_dims[4] = {n_in, 2, (uint64_t)job.w.n_out / 32, 16};
     uint64_t w_strides[3] = {n_in, 32 * n_in, 2 * n_in};
     uint32_t x_box[2] = {BLOCK_K, n_rows}, w_box[4] = {BLOCK_K, 2, OUT_TILE / 32, 16};
+    maps->has_out = job.out.dtype == DI_BF16 && job.aligned == 8 && !job.add && !job.codes.data;
+    if (maps->has_out) {
+        uint64_t dims[2] = {(uint64_t)job.w.n_out * 2, (uint64_t)job.x.n_rows};
+        uint64_t stride[1] = {(uint64_t)job.out.stride * 2};
+        uint32_t box[2] = {128, 64};
+        maps->has_out = cu_map_make(&maps->out, job.out.data, 2, dims, stride, box);
+    }
     return cu_map_make(&maps->x, job.x.data, 2, x_dims, x_stride, x_box) &&
            cu_map_make(&maps->w, job.w.data, 4, w_dims, w_strides, w_box);
 }
 
 template <class F>
-__device__ static inline void fp8_copy_codes(const gemm_job &job, uint8_t *shared, const fp8_tiles &tiles,
+__device__ static inline void fp8_copy_codes(const gemm_job &job, uint8_t *shared, const gemm_tiles &tiles,
                                              const fp8_maps &maps) {
     int n_blocks = (int)(job.w.n_in / BLOCK_K), n_tiles = tiles.count();
     fp8_at<F> at(cu_smem(shared));
     for (int tile = blockIdx.x; tile < n_tiles; tile += gridDim.x) {
         int64_t row0, out0;
-        tiles.at(tile, F::ROWS, row0, out0);
+        tiles.at(tile, F::ROWS, OUT_TILE, row0, out0);
         int col = (int)(out0 / (job.w.n_out / job.n_groups) * job.w.n_in);
         for (int kb = 0; kb < n_blocks; kb++, at.next()) {
             uint64_t *full = (uint64_t *)(shared + F::BARRIERS) + at.stage;
@@ -123,7 +113,7 @@ __device__ static inline float4 fp8_scales(uint32_t word) {
 
 /* By threads 0..SCALERS - 1. Words are loaded AHEAD stages before they are stored. */
 template <class F>
-__device__ static inline void fp8_copy_scales(const gemm_job &job, uint8_t *shared, const fp8_tiles &tiles, int t) {
+__device__ static inline void fp8_copy_scales(const gemm_job &job, uint8_t *shared, const gemm_tiles &tiles, int t) {
     constexpr int N = F::ROWS + OUT_TILE / 32, EACH = (N + SCALERS - 1) / SCALERS; /* rows, then blocks of outputs */
     constexpr int AHEAD = 2;
     int n_blocks = (int)(job.w.n_in / BLOCK_K), n_stages = tiles.of_block() * n_blocks;
@@ -152,7 +142,7 @@ __device__ static inline void fp8_copy_scales(const gemm_job &job, uint8_t *shar
                 continue;
             if (kb == n_blocks) {
                 int64_t row0, out0;
-                tiles.at(tile, F::ROWS, row0, out0);
+                tiles.at(tile, F::ROWS, OUT_TILE, row0, out0);
                 int64_t col = out0 / (job.w.n_out / job.n_groups) * job.w.n_in;
 #pragma unroll
                 for (int e = 0; e < EACH; e++) {
@@ -175,6 +165,24 @@ __device__ static inline void fp8_copy_scales(const gemm_job &job, uint8_t *shar
 }
 
 /* ---- multiplying ------------------------------------------------------------------------------------------------- */
+
+/* Codes of a block of 32 outputs of a row. */
+__device__ static inline void fp8_store_codes(const gemm_job &job, int64_t row, int64_t o, const float (&v)[32]) {
+    float most = 1e-4f;
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        most = fmaxf(most, fabsf(v[i]));
+    cu_scale scale = cu_qa_scale(most);
+    uint32_t word[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        word[i] = cu_e4m3_codes4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3], scale.inverse);
+    uint2 *to = (uint2 *)((uint8_t *)job.codes.data + row * job.codes.stride + o);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        to[i] = make_uint2(word[2 * i], word[2 * i + 1]);
+    job.codes.scale[row * (job.w.n_out / 32) + o / 32] = (uint8_t)scale.byte;
+}
 
 /* Eight neighbouring outputs of a row. */
 __device__ static inline void fp8_store(const gemm_job &job, int64_t at, int64_t o, float (&v)[8]) {
@@ -271,11 +279,13 @@ template <class F, bool CUT> struct fp8_consumer {
         }
     }
     /* is_first, is_last: of the tile's pieces. */
-    __device__ void piece_done(uint8_t *shared, bool is_first, bool is_last) {
-        float4 *total = (float4 *)(shared + F::SUMS) + threadIdx.x;
+    __device__ void piece_done(uint8_t *outs, bool is_first, bool is_last) {
+        float4 *total = (float4 *)outs + threadIdx.x % WARPGROUP;
+        if (is_first)
+            outs_are_free();
 #pragma unroll
         for (int i = 0; i < OUT_TILE / 2; i += 4) {
-            float4 &to = total[i / 4 * F::CONSUMERS];
+            float4 &to = total[i / 4 * WARPGROUP];
             float4 v = make_float4(acc[i], acc[i + 1], acc[i + 2], acc[i + 3]);
             if (!is_first) {
                 float4 all = to;
@@ -289,12 +299,54 @@ template <class F, bool CUT> struct fp8_consumer {
             acc[i + 3] = is_last ? v.w : 0;
         }
     }
+    /* Nothing of the warpgroup's last tile is left there to be stored. */
+    __device__ static void outs_are_free() {
+        if (threadIdx.x % WARPGROUP == 0)
+            cu_bulk_wait_read<0>();
+        cu_bar_sync(1 + threadIdx.x / WARPGROUP, WARPGROUP);
+    }
+    /* A tile of bf16 by the copy engine, while the next one is multiplied: its stores would come in one burst from all
+     * multiprocessors. Panels of 64 outputs, rows of 128 bytes in the 128-byte swizzle. */
+    __device__ void store_tile(const cu_map &out, uint8_t *outs, int64_t row0, int64_t out0) {
+        int t = threadIdx.x % WARPGROUP, block = t % 4;
+        outs_are_free(); /* of sums, too */
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            uint32_t row = (uint32_t)(t / 32 * 16 + t % 32 / 4 + r * 8);
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                uint32_t w[4];
+#pragma unroll
+                for (int k = 0; k < 4; k++)
+                    w[k] = cu_pack_bf16(acc[c * 16 + k * 4 + r * 2], acc[c * 16 + k * 4 + r * 2 + 1]);
+                *(uint4 *)(outs + cu_sw128(row, (uint32_t)(block * 64 + c * 16), 64)) =
+                    make_uint4(w[0], w[1], w[2], w[3]);
+            }
+        }
+        cu_fence_async();
+        cu_bar_sync(1 + threadIdx.x / WARPGROUP, WARPGROUP);
+        if (t == 0) {
+#pragma unroll
+            for (int p = 0; p < OUT_TILE / 64; p++)
+                cu_map_store(out, (int)(out0 + p * 64) * 2, (int)row0, cu_smem(outs) + (uint32_t)p * 64 * 128);
+            cu_bulk_commit();
+        }
+    }
     __device__ void store(const gemm_job &job, int64_t row0, int64_t out0) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             int64_t row = row0 + r * 8;
             if (row >= job.x.n_rows)
                 continue;
+            if (job.codes.data) {
+                float v[32];
+#pragma unroll
+                for (int i = 0; i < 32; i++)
+                    v[i] = acc[i / 2 * 4 + r * 2 + i % 2];
+                if (out0 < job.w.n_out)
+                    fp8_store_codes(job, row, out0, v);
+                continue;
+            }
 #pragma unroll
             for (int c = 0; c < 4; c++) {
                 float v[8];
@@ -305,7 +357,9 @@ template <class F, bool CUT> struct fp8_consumer {
             }
         }
     }
-    __device__ void run(const gemm_job &job, uint8_t *shared, const fp8_tiles &tiles, const gemm_cut &cut) {
+    __device__ void run(const gemm_job &job, uint8_t *shared, const gemm_tiles &tiles, const gemm_cut &cut,
+                        const fp8_maps &maps) {
+        uint8_t *outs = shared + F::OUTS + threadIdx.x / WARPGROUP * F::OUT;
         int t = threadIdx.x % WARPGROUP, row = threadIdx.x / WARPGROUP * 64 + t / 32 * 16 + t % 32 / 4;
         /* What all of a warp have alike goes to uniform registers, so that it is computed once. */
         fp8_at<F> at(__shfl_sync(~0u, cu_smem(shared), 0));
@@ -326,18 +380,23 @@ template <class F, bool CUT> struct fp8_consumer {
                 for (; done < end; done++)
                     stage(at, --left > 0);
                 if constexpr (CUT)
-                    piece_done(shared, piece == 0, piece + 1 == n_pieces);
+                    piece_done(outs, piece == 0, piece + 1 == n_pieces);
             }
             int64_t row0, out0;
-            tiles.at(tile, F::ROWS, row0, out0);
-            store(job, row0 + row, out0 + threadIdx.x % 4 * 32);
+            tiles.at(tile, F::ROWS, OUT_TILE, row0, out0);
+            if (maps.has_out)
+                store_tile(maps.out, outs, row0 + threadIdx.x / WARPGROUP * 64, out0);
+            else
+                store(job, row0 + row, out0 + threadIdx.x % 4 * 32);
         }
+        if (maps.has_out && threadIdx.x % WARPGROUP == 0)
+            cu_bulk_wait<0>(); /* shared memory lives as long as the block */
     }
 };
 
 template <int GROUPS, bool CUT>
 __global__ void __launch_bounds__(GROUPS *WARPGROUP + WARPGROUP, 1)
-    gemm_fp8(const __grid_constant__ gemm_job job, const __grid_constant__ fp8_tiles tiles,
+    gemm_fp8(const __grid_constant__ gemm_job job, const __grid_constant__ gemm_tiles tiles,
              const __grid_constant__ gemm_cut cut, const __grid_constant__ fp8_maps maps) {
     typedef fp8_form<GROUPS, CUT> F;
     DI_DYN_SHARED(uint8_t, shared);
@@ -360,13 +419,13 @@ __global__ void __launch_bounds__(GROUPS *WARPGROUP + WARPGROUP, 1)
     } else {
         cu_regs_take<F::CONSUMER_REGS>();
         fp8_consumer<F, CUT> consumer;
-        consumer.run(job, shared, tiles, cut);
+        consumer.run(job, shared, tiles, cut, maps);
     }
 }
 
 template <int GROUPS, bool CUT> static bool fp8_launch(di_stream *stream, const gemm_job &job, const gemm_cut &cut) {
     typedef fp8_form<GROUPS, CUT> F;
-    fp8_tiles tiles = {(int)gemm_ceil_div(job.x.n_rows, F::ROWS), (int)gemm_ceil_div(job.w.n_out, OUT_TILE)};
+    gemm_tiles tiles = {(int)gemm_ceil_div(job.x.n_rows, F::ROWS), (int)gemm_ceil_div(job.w.n_out, OUT_TILE)};
     int64_t n_tiles = (int64_t)tiles.n_row_tiles * tiles.n_out_tiles;
     fp8_maps maps;
     if (!fp8_maps_make(&maps, job, F::ROWS))

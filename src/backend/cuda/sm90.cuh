@@ -287,6 +287,13 @@ __device__ static inline void cu_map_load(uint32_t smem, const cu_map &map, int 
                  "l"(&map), "r"(x), "r"(y), "r"(cu_smem(bar))
                  : "memory");
 }
+/* A box from shared memory to the array of a two-dimensional map; what lies outside is left out. Commit and wait as
+ * with cu_bulk_store. */
+__device__ static inline void cu_map_store(const cu_map &map, int x, int y, uint32_t smem) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map), "r"(x),
+                 "r"(y), "r"(smem)
+                 : "memory");
+}
 /* Of a four-dimensional one from (x, 0, y, 0) on. */
 __device__ static inline void cu_map_load4(uint32_t smem, const cu_map &map, int x, int y, uint64_t *bar) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
@@ -359,7 +366,7 @@ __device__ static inline void cu_dsmem_store(uint32_t mapped, float v) {
  *   cu_wgmma_e4m3_rs(d, a, b_desc, keep)
  *   cu_wgmma_s8_rs(d, a, b_desc, keep)                            likewise, of integers; d is int32_t, sums are exact
  *
- * N is twice the size of d[N/2]: 8, 16, 32, 48, 64, 80, 96, 112, 128, 192, 256, e4m3 also 24, 40, 56, 72, s8 64 alone.
+ * N is twice the size of d[N/2]: 8, 16, 32, 48, 64, 80, 96, 112, 128, 192, 256, bf16 also 72, s8 64 alone.
  * keep 0 overwrites d (first k step). B's rows of a K-major tile are n. Sums: bf16 in f32; e4m3 with fewer bits (about
  * 14) inside one instruction's k and across instructions of one accumulator, so long sums add partial results in f32
  * outside. */
