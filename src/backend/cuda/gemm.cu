@@ -138,7 +138,7 @@ di_status di_cuda_gemm_chain(di_stream *stream, const di_gemm_chain_args *a) {
         return DI_ERR_SHAPE;
     gemm_cut cut = gemm_fp8_cut(stream->dev, &job.w);
     /* With many rows the warps that multiply would wait for rope: a kernel of its own is faster. */
-    if (job.cos && !gemm_fp8_is_few(stream->dev, &job, &cut))
+    if (job.cos && gemm_fp8_pick(stream->dev, &job, &cut) == GEMM_FP8_MANY)
         return DI_ERR_SHAPE;
     return job.x.n_rows ? gemm_sm90(stream, &job) : DI_OK;
 }

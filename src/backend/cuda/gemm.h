@@ -33,8 +33,11 @@ typedef struct gemm_cut {
     int n_blocks;        /* of 128 k */
 } gemm_cut;
 
+__host__ __device__ static inline int gemm_pieces(const gemm_cut &cut) {
+    return cut.cluster * cut.k_ways;
+}
 __host__ __device__ static inline int gemm_piece(const gemm_cut &cut, int piece) { /* its first block of k */
-    return cut.n_blocks * piece / (cut.cluster * cut.k_ways);
+    return cut.n_blocks * piece / gemm_pieces(cut);
 }
 
 /* The sums of a thread's W neighbouring outputs from those of pieces, `step` floats apart, in rising order. */
@@ -97,12 +100,20 @@ bool gemm_sm90_bf16_apart(const di_stream *stream, const gemm_job *job, float *s
 size_t gemm_bf16_apart_bytes(const di_device *dev);
 bool gemm_sm90_bf16(const di_stream *stream, const gemm_job *job); /* whichever is faster */
 
-/* gemm_few_sm90.cu, gemm_fp8_sm90.cu: E4M3 weights and activations of a product that gemm_sm90_fits, for few and for
- * many rows; the bits are the same. */
+/* gemm_sm90.cu: the results from sums of pieces, [piece][row][n_out]. n_out % 4 == 0. Launches. */
+void gemm_sum_pieces(const di_stream *stream, const gemm_job *job, const float *sums, int n_pieces);
+
+/* gemm_few_sm90.cu, gemm_fp8_sm90.cu: E4M3 weights and activations of a product that gemm_sm90_fits; the bits are the
+ * same in all forms. False: it did not start.
+ *   FEW     few rows; clusters of blocks exchange sums of pieces
+ *   APART   some rows; sums of pieces go through scratch
+ *   MANY    many rows, and no rope; its cut may be whole */
+typedef enum gemm_fp8_form { GEMM_FP8_FEW, GEMM_FP8_APART, GEMM_FP8_MANY } gemm_fp8_form;
 gemm_cut gemm_fp8_cut(const di_device *dev, const di_mat *w);
-bool gemm_fp8_is_few(const di_device *dev, const gemm_job *job, const gemm_cut *cut);
-void gemm_sm90_few(di_stream *stream, const gemm_job *job, const gemm_cut *cut);
-bool gemm_sm90_fp8(di_stream *stream, const gemm_job *job, const gemm_cut *cut); /* false: takes the other form */
+gemm_fp8_form gemm_fp8_pick(const di_device *dev, const gemm_job *job, const gemm_cut *cut);
+void gemm_sm90_few(const di_stream *stream, const gemm_job *job, const gemm_cut *cut);
+bool gemm_sm90_fp8_apart(const di_stream *stream, const gemm_job *job, const gemm_cut *cut);
+bool gemm_sm90_fp8(const di_stream *stream, const gemm_job *job, const gemm_cut *cut);
 
 /* gemm_sm100.cu: likewise, whether its kernel takes this product; false of the other: it did not start. */
 bool gemm_sm100_fits(const di_device *dev, const gemm_job *job);

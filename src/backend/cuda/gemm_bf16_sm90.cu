@@ -8,7 +8,7 @@
  *
  *   in turn    a block of threads does all pieces of a tile and keeps their total in registers
  *   apart      few rows: every piece is a unit of its own, whose sums go to device memory; who reads them adds them up,
- *              gemm_sum or the router's choice (route.cu)
+ *              gemm_sum_pieces or the router's choice (route.cu)
  *
  * With order-free sums a batch that has its tiles in turn has k whole. Products of two bf16 values are exact, sums are
  * the tensor core's, in fp32. Source: model.md 0.3. */
@@ -27,8 +27,7 @@ enum {
     APART_OUTS = 64,
     APART_ROUNDS = 5, /* units a multiprocessor */
     BLOCK_K = 128,    /* what k is cut by */
-    PIECES_MAX = 64,
-    SUM_THREADS = 128
+    PIECES_MAX = 64
 };
 
 template <int ROWS_, int OUTS_, bool APART_> struct bf16_form {
@@ -239,20 +238,6 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-/* Four neighbouring outputs of a row a thread: the sums of their pieces. n_out % 4 == 0. */
-__global__ void __launch_bounds__(SUM_THREADS)
-    gemm_sum(const __grid_constant__ gemm_job job, const float *sums, int n_pieces) {
-    cu_grid_begin();
-    int64_t i = (blockIdx.x * (int64_t)SUM_THREADS + threadIdx.x) * 4, n = job.x.n_rows * job.w.n_out;
-    if (i >= n)
-        return;
-    int64_t row = i / job.w.n_out, o = i % job.w.n_out, at = row * job.out.stride + o;
-    float v[4];
-    gemm_add_pieces(v, sums + i, n, n_pieces);
-    bf16_store(job, at, o, v[0], v[1]);
-    bf16_store(job, at + 2, o + 2, v[2], v[3]);
-}
-
 /* ---- host -------------------------------------------------------------------------------------------------------- */
 
 static bool bf16_maps_make(bf16_maps *maps, const gemm_job &job, uint32_t n_rows, uint32_t n_outs) {
@@ -343,7 +328,6 @@ bool gemm_sm90_bf16(const di_stream *stream, const gemm_job *job) {
         return gemm_sm90_bf16_turn(stream, job);
     if (!gemm_sm90_bf16_apart(stream, job, sums))
         return false;
-    DI_LAUNCH_PDL(gemm_sum, (unsigned)gemm_ceil_div(n_rows * n_out / 4, SUM_THREADS), SUM_THREADS, 0, stream->stream,
-                  *job, sums, n_pieces);
+    gemm_sum_pieces(stream, job, sums, n_pieces);
     return true;
 }

@@ -7,9 +7,7 @@
  *
  * Where the tiles don't fill the chip k is cut into pieces, by the matrix's shape alone: between the warpgroups of a
  * block and between the blocks of a cluster, which read each other's sums and add them in rising order. */
-#include "cu.cuh"
-#include "gemm.h"
-#include "rows.cuh"
+#include "gemm_store.cuh"
 #include "sm90.cuh"
 
 enum {
@@ -138,69 +136,6 @@ template <int N> struct few_sums {
     }
 };
 
-/* Codes of a group of 32 sums, which eight lanes have; o: the first of this one's. */
-__device__ static inline void few_store_codes(const gemm_job &job, int64_t row, int64_t o, const float (&v)[4]) {
-    int lane = threadIdx.x % DI_WARP;
-    float most = 1e-4f;
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        most = fmaxf(most, fabsf(v[i]));
-    cu_scale scale = cu_qa_scale(cu_lanes_max<8>(most, 0xFFu << (lane & 24)));
-    *(uint32_t *)((uint8_t *)job.codes.data + row * job.codes.stride + o) =
-        cu_e4m3_codes4(v[0], v[1], v[2], v[3], scale.inverse);
-    if (lane % 8 == 0)
-        job.codes.scale[row * (job.w.n_out / 32) + o / 32] = (uint8_t)scale.byte;
-}
-
-/* The sums as bf16 values, two pairs, turned where they are in the rotated end of a head. */
-__device__ static inline void few_rope(const gemm_job &job, int64_t row, int64_t o, float (&v)[4]) {
-    int32_t j = (int32_t)(o % job.head_dim) - (job.head_dim - 2 * job.n_freq);
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        v[i] = cu_round_bf16(v[i]);
-    if (j < 0)
-        return;
-    float2 cos = *(const float2 *)(job.cos + row * job.n_freq + j / 2);
-    float2 sin = *(const float2 *)(job.sin + row * job.n_freq + j / 2);
-    const float c[2] = {cos.x, cos.y}, s[2] = {sin.x, sin.y};
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        float a = v[2 * i], b = v[2 * i + 1];
-        v[2 * i] = __fsub_rn(__fmul_rn(a, c[i]), __fmul_rn(b, s[i]));
-        v[2 * i + 1] = __fadd_rn(__fmul_rn(a, s[i]), __fmul_rn(b, c[i]));
-    }
-}
-
-__device__ static inline void few_store(const gemm_job &job, int64_t row, int64_t o, const float4 &sum) {
-    float v[4] = {sum.x, sum.y, sum.z, sum.w};
-    int64_t at = row * job.out.stride + o;
-    if (job.codes.data) {
-        few_store_codes(job, row, o, v);
-        return;
-    }
-    if (job.cos)
-        few_rope(job, row, o, v);
-    if (job.aligned >= 8 && o + 4 <= job.w.n_out) {
-        float4 add = job.add ? *(const float4 *)(job.add + at) : make_float4(0, 0, 0, 0);
-        if (job.add) {
-            v[0] += add.x;
-            v[1] += add.y;
-            v[2] += add.z;
-            v[3] += add.w;
-        }
-        if (job.out.dtype == DI_F32)
-            *(float4 *)((float *)job.out.data + at) = make_float4(v[0], v[1], v[2], v[3]);
-        else
-            *(uint2 *)((uint16_t *)job.out.data + at) = make_uint2(cu_pack_bf16(v[0], v[1]), cu_pack_bf16(v[2], v[3]));
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        if (o + i < job.w.n_out)
-            cu_act_store(job.out, row, o + i, job.add ? v[i] + job.add[at + i] : v[i]);
-    }
-}
-
 /* Grid: (blocks of a cluster, groups of output tiles; row tiles). */
 template <int N>
 __global__ void __launch_bounds__(THREADS, 1)
@@ -288,7 +223,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                 }
             }
         }
-        few_store(job, row, o, sum);
+        gemm_store(job, row, o, sum);
     }
     if (cut.cluster > 1)
         cu_cluster_sync(); /* nobody leaves while its sums are read */
@@ -314,18 +249,7 @@ gemm_cut gemm_fp8_cut(const di_device *dev, const di_mat *w) {
     return best;
 }
 
-/* Whether this form is the faster one: a block of k of its blocks of threads costs two of the other form's, or one with
- * narrow tiles. */
-bool gemm_fp8_is_few(const di_device *dev, const gemm_job *job, const gemm_cut *cut) {
-    int64_t n = job->x.n_rows, tile = n <= 32 ? 32 : 64, pieces = cut->cluster * cut->k_ways;
-    int64_t blocks = gemm_ceil_div(gemm_ceil_div(job->w.n_out, OUT_TILE), WARPGROUPS / cut->k_ways) * cut->cluster;
-    int64_t few =
-        gemm_ceil_div(blocks * gemm_ceil_div(n, tile), dev->n_sms) * gemm_ceil_div(cut->n_blocks, pieces) * (tile / 32);
-    int64_t many = gemm_ceil_div(gemm_ceil_div(job->w.n_out, 128) * gemm_ceil_div(n, 128), dev->n_sms) * cut->n_blocks;
-    return few <= many;
-}
-
-template <int N> static void few_launch(di_stream *stream, const gemm_job &job, const gemm_cut &cut) {
+template <int N> static void few_launch(const di_stream *stream, const gemm_job &job, const gemm_cut &cut) {
     int64_t groups = gemm_ceil_div(gemm_ceil_div(job.w.n_out, OUT_TILE), WARPGROUPS / cut.k_ways);
     dim3 grid((unsigned)(groups * cut.cluster), (unsigned)gemm_ceil_div(job.x.n_rows, N));
     if (cut.cluster > 1) {
@@ -336,7 +260,7 @@ template <int N> static void few_launch(di_stream *stream, const gemm_job &job, 
     }
 }
 
-void gemm_sm90_few(di_stream *stream, const gemm_job *job, const gemm_cut *cut) {
+void gemm_sm90_few(const di_stream *stream, const gemm_job *job, const gemm_cut *cut) {
     int64_t n = job->x.n_rows;
     if (n <= 8)
         few_launch<8>(stream, *job, *cut);

@@ -8,7 +8,7 @@
  * Batch invariance: sums over k are the same instructions in the same order for every width of tile; k is cut into
  * pieces by the matrix's shape alone, and their sums are added in rising order, by whichever block comes last or by one
  * block that does all pieces. */
-#include "gemm.h"
+#include "gemm_store.cuh"
 #include "tiles_sm90.cuh"
 
 enum {
@@ -264,6 +264,28 @@ static di_status narrow(di_stream *stream, const gemm_job &job) {
     return DI_OK;
 }
 
+/* ---- sums of pieces ---------------------------------------------------------------------------------------------- */
+
+enum { SUM_THREADS = 128 };
+
+/* Four neighbouring outputs of a row a thread. */
+__global__ void __launch_bounds__(SUM_THREADS)
+    gemm_sum(const __grid_constant__ gemm_job job, const float *sums, int n_pieces) {
+    cu_grid_begin();
+    int64_t i = (blockIdx.x * (int64_t)SUM_THREADS + threadIdx.x) * 4, n = job.x.n_rows * job.w.n_out;
+    if (i >= n)
+        return;
+    float v[4];
+    gemm_add_pieces(v, sums + i, n, n_pieces);
+    gemm_store(job, i / job.w.n_out, i % job.w.n_out, make_float4(v[0], v[1], v[2], v[3]));
+}
+
+void gemm_sum_pieces(const di_stream *stream, const gemm_job *job, const float *sums, int n_pieces) {
+    int64_t n = job->x.n_rows * job->w.n_out / 4;
+    DI_LAUNCH_PDL(gemm_sum, (unsigned)gemm_ceil_div(n, SUM_THREADS), SUM_THREADS, 0, stream->stream, *job, sums,
+                  n_pieces);
+}
+
 /* ---- host -------------------------------------------------------------------------------------------------------- */
 
 size_t gemm_sm90_need(const di_device *dev) {
@@ -288,8 +310,12 @@ di_status gemm_sm90(di_stream *stream, const gemm_job *given) {
         job.aligned = job.out.stride % 2 == 0 && out % (2 * size) == 0 && add % 8 == 0 ? 2 : 1;
     if (job.w.dtype == DI_F8_E4M3) {
         gemm_cut cut = gemm_fp8_cut(stream->dev, &job.w), whole = {1, 1, cut.n_blocks};
-        if (gemm_fp8_is_few(stream->dev, &job, &cut) ||
-            !gemm_sm90_fp8(stream, &job, stream->dev->is_order_free ? &whole : &cut))
+        gemm_fp8_form form = gemm_fp8_pick(stream->dev, &job, &cut);
+        bool has_started = form == GEMM_FP8_APART ? gemm_sm90_fp8_apart(stream, &job, &cut)
+                           : form == GEMM_FP8_MANY
+                               ? gemm_sm90_fp8(stream, &job, stream->dev->is_order_free ? &whole : &cut)
+                               : false;
+        if (!has_started)
             gemm_sm90_few(stream, &job, &cut);
         return DI_OK;
     }
