@@ -283,12 +283,12 @@ static void same_bits_case(twin *t, uint64_t *rng, di_dtype w, const int64_t *sh
 
 DI_PROPERTY(a_row_has_the_same_bits_in_any_batch, 1) {
     uint64_t rng = seed;
-    const int64_t shapes[5][2] = {{512, 5120}, {2304, 1280}, {17024, 256}, {300, 384}, {1280, 640}};
+    const int64_t shapes[6][2] = {{300, 384}, {320, 512}, {512, 5120}, {2304, 1280}, {17024, 256}, {1280, 640}};
     di_limits l = limits();
     twin t;
     twin_open(&t, &l, "auto");
-    for (int i = 0; i < (IS_SLOW ? 3 : 15); i++)
-        same_bits_case(&t, &rng, fast_weights[i % 3], shapes[IS_SLOW ? 3 : i / 3], IS_SLOW ? 300 : 1700);
+    for (int i = 0; i < (IS_SLOW ? 4 : 18); i++)
+        same_bits_case(&t, &rng, fast_weights[i % 3], shapes[i / 3], IS_SLOW ? 300 : 1700);
     twin_close(&t);
 }
 

@@ -76,9 +76,6 @@ struct gemm_tiles {
     __device__ int count() const {
         return n_row_tiles * n_out_tiles;
     }
-    __device__ int of_block() const {
-        return (count() - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
-    }
     /* Tile t of `rows` rows and `outs` outputs. */
     __device__ void at(int t, int rows, int outs, int64_t &row0, int64_t &out0) const {
         enum { BAND = 8 };

@@ -8,7 +8,7 @@
  *
  *   in turn    a block of threads does all pieces of a tile and keeps their total in registers
  *   apart      few rows: every piece is a unit of its own, whose sums go to device memory; who reads them adds them up,
- *              gemm_sum_pieces or the router's choice (route.cu)
+ *              gemm_sum_pieces or the router's choice (route_sm90.cu)
  *
  * With order-free sums a batch that has its tiles in turn has k whole. Products of two bf16 values are exact, sums are
  * the tensor core's, in fp32. Source: model.md 0.3. */

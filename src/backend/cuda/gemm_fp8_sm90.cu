@@ -1,8 +1,9 @@
-/* gemm of many rows with E4M3 on both sides, by the fp8 multiplies of Hopper's tensor cores.
+/* gemm of some or many rows with E4M3 on both sides, by the fp8 multiplies of Hopper's tensor cores.
  *
  * out [rows, n_out] = X . W^T with the codes of both in shared memory as they are stored. A scale belongs to 32 k,
  * which is one multiply: it starts from zero, and its sums are then added to the accumulators, times the scales of row
- * and output, on the ordinary units, while others run.
+ * and output, on the ordinary units, while others run. Pieces of k are those of gemm_few_sm90.cu, added in the same
+ * order: by a block of threads in turn, or, where rows are some, by gemm_sum_pieces.
  *
  * Inside a multiply the hardware lines the 32 products up with the largest and keeps about 13 bits below it: a group's
  * sum is off by at most 32 * 2^-13 of its largest product, in practice by far less than the rounding of the result. The
@@ -10,9 +11,9 @@
  *
  * The adding binds: one multiply-add for each sum and 32 k, whose three operands the registers give in one and a half
  * cycles. All else is therefore kept away from the warpgroups that add. Output o of 128 lies at row 8*(o%32/2) +
- * 2*(o/32) + o%2 of the operand, so that a thread's accumulators, of a row, are the 32 outputs of one scale. A further
- * warpgroup copies codes and turns scales into floats.
- */
+ * 2*(o/32) + o%2 of the operand, so that a thread's accumulators, of a row, are the 32 outputs of one scale; with 64
+ * outputs at row 8*(o%32/4) + 4*(o/32) + o%4, and two threads have those of a scale. A further warpgroup copies codes
+ * and turns scales into floats. */
 #include "cu.cuh"
 #include "gemm_store.cuh"
 #include "sm90.cuh"
@@ -38,9 +39,8 @@ template <int ROWS_, fp8_pieces PIECES_> struct fp8_form {
                          THREADS = CONSUMERS + WARPGROUP;
     static constexpr int OUTS = PIECES == APART ? 2 * N : N; /* of a tile, whose rows or outputs warpgroups share */
     static constexpr int EACH = N / 4;                       /* of a thread, in a row */
-    static constexpr int TEMPS = PIECES == APART ? 4
-                                 : GROUPS == 3   ? 1
-                                                 : 2; /* multiplies of a warpgroup under way: what registers allow */
+    /* Multiplies of a warpgroup under way: what registers allow. */
+    static constexpr int TEMPS = PIECES == APART ? 4 : GROUPS == 3 ? 1 : 2;
     static constexpr int CONSUMER_REGS = GROUPS == 3 ? 152 : 224, COPIER_REGS = 56;
     static constexpr int X = 0, W = ROWS * BLOCK_K, BYTES = W + OUTS * BLOCK_K;
     static constexpr int X_SCALE = 0, W_SCALE = ROWS * GROUPS_K * 4, SCALE_BYTES = W_SCALE + OUTS / 32 * 16;
@@ -76,7 +76,7 @@ struct fp8_units {
     gemm_tiles tiles;
     gemm_cut cut;
     int n_apart;     /* pieces of a tile that are units, or 1 */
-    int stage_bytes; /* of codes that come: a box of fewer rows leaves what lay in the others, whose sums nobody reads
+    int stage_bytes; /* of codes that come: a box of fewer rows leaves the others as they were; nobody reads their sums
                       */
 
     __device__ int count() const {
@@ -420,11 +420,10 @@ template <class F> struct fp8_consumer {
         for (int r = 0; r < 2; r++) {
             int64_t row = row0 + r * 8;
 #pragma unroll
-            for (int i = 0; i < 2; i++) { /* outputs o + 16i to o + 16i + 15 of both */
+            for (int i = 0; i < 2; i++) { /* of outputs o + 16i .. the even thread keeps the first eight */
                 float v[8];
 #pragma unroll
-                for (int k = 0; k < 4;
-                     k++) { /* pairs 2i*2 .. : the first two of the even thread, then of the odd one */
+                for (int k = 0; k < 4; k++) {
                     int keep = (4 * i + k / 2) * 4 + r * 2 + k % 2, other = keep + 8;
                     float mine = is_odd ? acc[other] : acc[keep], given = is_odd ? acc[keep] : acc[other];
                     float got = __shfl_xor_sync(~0u, given, 1);
@@ -560,7 +559,7 @@ bool gemm_sm90_fp8_apart(const di_stream *stream, const gemm_job *job, const gem
 }
 
 /* The shortest of three times, in hundredths of a microsecond, by what an H200 took: a start, and for each round of
- * units over the multiprocessors the blocks of k of a unit. */
+ * units over the multiprocessors the blocks of k of a unit. FEW has four warpgroups a block of threads. */
 gemm_fp8_form gemm_fp8_pick(const di_device *dev, const gemm_job *job, const gemm_cut *cut) {
     int64_t n = job->x.n_rows, n_out = job->w.n_out, n_pieces = gemm_pieces(*cut);
     int64_t steps = gemm_ceil_div(cut->n_blocks, n_pieces), n_128 = gemm_ceil_div(n_out, 128);
