@@ -8,8 +8,8 @@
  *   F="-std=c++17 -O3 -ftz=true -fmad=false -I src -I include" D=src/backend/cuda
  *   nvcc $F -gencode=arch=compute_100a,code=sm_100a -c -o moe_sm100.o $D/moe_sm100.cu
  *   nvcc $F -gencode=arch=compute_90a,code=sm_90a -o moe_bench bench/cuda/moe_bench.cu \
- *        $D/{moe,route}.cu $D/moe_{few,wide}_sm90.cu $D/route_sm90.cu $D/gemm_{,few_,fp8_,bf16_}sm90.cu moe_sm100.o
- * -ldl
+ *        $D/{moe,route}.cu $D/{route,moe_few,moe_wide,gemm,gemm_few,gemm_fp8,gemm_bf16}_sm90.cu \
+ *        moe_sm100.o -ldl
  *   ./moe_bench [--cublaslt PATH] [--portable] [--quick] [--rows N]
  *
  * us: the whole operation (sorting, both products, sum). without: the same less sorting and sum, each measured alone.
