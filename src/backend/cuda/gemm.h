@@ -68,35 +68,19 @@ __device__ static inline void gemm_add_pieces(float (&sum)[W], const float *from
     }
 }
 
-/* The tiles of a product. Bands of 8 row tiles, inside a band output by output, so that what runs together shares rows
- * of both operands. */
-struct gemm_tiles {
-    int n_row_tiles, n_out_tiles;
-
-    __device__ int count() const {
-        return n_row_tiles * n_out_tiles;
-    }
-    /* Tile t of `rows` rows and `outs` outputs. */
-    __device__ void at(int t, int rows, int outs, int64_t &row0, int64_t &out0) const {
-        enum { BAND = 8 };
-        int per_band = BAND * n_out_tiles, first = t / per_band * BAND, in_band = t % per_band;
-        int n = n_row_tiles - first < BAND ? n_row_tiles - first : BAND;
-        row0 = (int64_t)(first + in_band % n) * rows;
-        out0 = (int64_t)(in_band / n) * outs;
-    }
-};
-
 /* gemm_bf16_sm90.cu: bf16 on both sides of a product that gemm_sm90_fits. A matrix's k is cut into so many pieces; the
  * bits are the same in both forms. False: it did not start.
  *   _turn    one after another
  *   _apart   for few rows: leaves the pieces' sums as fp32 [piece][row][n_out]; a call takes at most so many bytes */
 int gemm_bf16_pieces(const di_device *dev, const di_mat *w);
-bool gemm_sm90_bf16_turn(const di_stream *stream, const gemm_job *job);
-bool gemm_bf16_is_apart(const di_device *dev, int64_t n_rows, const di_mat *w);
-bool gemm_sm90_bf16_apart(const di_stream *stream, const gemm_job *job, float *sums);
+bool gemm_sm90_bf16_turn(const di_stream *stream, const gemm_job *job, int n_pieces);
+bool gemm_bf16_is_apart(const di_device *dev, int64_t n_rows, const di_mat *w, int n_pieces);
+bool gemm_sm90_bf16_apart(const di_stream *stream, const gemm_job *job, int n_pieces, float *sums);
 size_t gemm_bf16_apart_bytes(const di_device *dev);
 bool gemm_sm90_bf16(const di_stream *stream, const gemm_job *job); /* whichever is faster */
 
+/* gemm_sm90.cu: pieces for n_tiles tiles of n_blocks blocks of k, where no more than units_max units are wanted. */
+int gemm_splits(int64_t n_tiles, int n_blocks, int n_sms, int64_t units_max);
 /* gemm_sm90.cu: the results from sums of pieces, [piece][row][n_out]. n_out % 4 == 0. Launches. */
 void gemm_sum_pieces(const di_stream *stream, const gemm_job *job, const float *sums, int n_pieces);
 

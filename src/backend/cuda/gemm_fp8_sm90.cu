@@ -15,8 +15,8 @@
  * outputs at row 8*(o%32/4) + 4*(o/32) + o%4, and two threads have those of a scale. A further warpgroup copies codes
  * and turns scales into floats. */
 #include "cu.cuh"
+#include "gemm_ring.cuh"
 #include "gemm_store.cuh"
-#include "sm90.cuh"
 
 enum {
     BLOCK_K = 128, /* k of a stage: four scale groups */
@@ -35,6 +35,8 @@ enum fp8_pieces { WHOLE, IN_TURN, APART };
 template <int ROWS_, fp8_pieces PIECES_> struct fp8_form {
     static constexpr int ROWS = ROWS_, N = PIECES_ == APART ? 64 : 128; /* N: outputs of a warpgroup */
     static constexpr fp8_pieces PIECES = PIECES_;
+    static constexpr bool IS_APART = PIECES == APART;
+    static constexpr int STAGES = 1; /* of a block of k */
     static constexpr int GROUPS = PIECES == APART ? 2 : ROWS / 64, CONSUMERS = GROUPS * WARPGROUP,
                          THREADS = CONSUMERS + WARPGROUP;
     static constexpr int OUTS = PIECES == APART ? 2 * N : N; /* of a tile, whose rows or outputs warpgroups share */
@@ -49,56 +51,6 @@ template <int ROWS_, fp8_pieces PIECES_> struct fp8_form {
     static constexpr int COUNT = ROOM < 8 ? ROOM : 8;
     static constexpr int LEFTS = COUNT * BYTES, SCALES = LEFTS + GROUPS * LEFT, BARRIERS = SCALES + COUNT * SCALE_BYTES;
     static constexpr int ALL = BARRIERS + 2 * COUNT * 8;
-};
-
-/* A place in the ring and the parity of its round. `shared`: where the block's memory begins. */
-template <class F> struct fp8_at {
-    uint32_t shared, stage = 0, parity = 0;
-
-    __device__ explicit fp8_at(uint32_t shared_) : shared(shared_) {
-    }
-    __device__ void next() {
-        if (++stage == F::COUNT) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-    __device__ uint32_t full() const {
-        return shared + F::BARRIERS + stage * 8;
-    }
-    __device__ uint32_t empty() const {
-        return full() + F::COUNT * 8;
-    }
-};
-
-/* The units of a block of threads: tiles, or their pieces. */
-struct fp8_units {
-    gemm_tiles tiles;
-    gemm_cut cut;
-    int n_apart;     /* pieces of a tile that are units, or 1 */
-    int stage_bytes; /* of codes that come: a box of fewer rows leaves the others as they were; nobody reads their sums
-                      */
-
-    __device__ int count() const {
-        return tiles.count() * n_apart;
-    }
-};
-
-/* Where a unit lies. Outputs of a group of columns are whole tiles. */
-template <class F> struct fp8_unit {
-    int64_t row0, out0;
-    int piece, begin, end; /* blocks of k */
-
-    __device__ fp8_unit(const fp8_units &units, int unit) {
-        units.tiles.at(unit / units.n_apart, F::ROWS, F::OUTS, row0, out0);
-        piece = F::PIECES == APART ? unit % units.n_apart : 0;
-        begin = F::PIECES == APART ? gemm_piece(units.cut, piece) : 0;
-        end = F::PIECES == APART ? gemm_piece(units.cut, piece + 1) : units.cut.n_blocks;
-    }
-    /* The first column of x of its group of columns. */
-    __device__ int64_t x_col(const gemm_job &job) const {
-        return out0 / (job.w.n_out / job.n_groups) * job.w.n_in;
-    }
 };
 
 /* ---- copying -----------------------------------------------------------------------------------------------------
@@ -131,66 +83,6 @@ template <class F> static bool fp8_maps_make(fp8_maps *maps, const gemm_job &job
            cu_map_make(&maps->w, job.w.data, 4, w_dims, w_strides, w_box);
 }
 
-/* What is asked for next. */
-template <class F> struct fp8_cursor {
-    const gemm_job &job;
-    const fp8_units &units;
-    int unit, kb = 0, end = 0;
-    int64_t row0 = 0, out0 = 0, col = 0;
-
-    __device__ fp8_cursor(const gemm_job &j, const fp8_units &u) : job(j), units(u), unit(blockIdx.x) {
-        set();
-    }
-    __device__ bool is_over() const {
-        return unit >= units.count();
-    }
-    __device__ void set() {
-        if (is_over())
-            return;
-        fp8_unit<F> at(units, unit);
-        row0 = at.row0, out0 = at.out0, kb = at.begin, end = at.end, col = at.x_col(job);
-    }
-    __device__ void next() {
-        if (++kb < end)
-            return;
-        unit += gridDim.x;
-        set();
-    }
-    __device__ void ask_w(const fp8_maps &maps, uint32_t stage, uint64_t *full) const {
-#pragma unroll
-        for (int i = 0; i < F::OUTS / F::N; i++)
-            cu_map_load4(stage + F::W + (uint32_t)(i * F::N * BLOCK_K), maps.w, kb * BLOCK_K,
-                         (int)(out0 + i * F::N) / 32, full);
-    }
-    __device__ void ask_x(const fp8_maps &maps, uint32_t stage, uint64_t *full) const {
-        cu_map_load(stage + F::X, maps.x, (int)col + kb * BLOCK_K, (int)row0, full);
-    }
-};
-
-template <class F>
-__device__ static inline void fp8_copy_codes(const gemm_job &job, uint8_t *shared, const fp8_units &units,
-                                             const fp8_maps &maps) {
-    uint64_t *full = (uint64_t *)(shared + F::BARRIERS);
-    fp8_cursor<F> w(job, units), x(job, units);
-    fp8_at<F> at(cu_smem(shared));
-    int n = 0; /* stages whose weights are on their way: these don't depend on the kernels before */
-    for (; n < F::COUNT && !w.is_over(); n++, w.next()) {
-        cu_mbar_arrive_expect(&full[n], (uint32_t)units.stage_bytes);
-        w.ask_w(maps, at.shared + (uint32_t)n * F::BYTES, &full[n]);
-    }
-    cu_grid_wait();
-    cu_grid_launch();
-    for (int i = 0; i < n; i++, x.next())
-        x.ask_x(maps, at.shared + (uint32_t)i * F::BYTES, &full[i]);
-    for (; !w.is_over(); w.next(), at.next()) {
-        uint32_t stage = at.shared + at.stage * F::BYTES;
-        cu_mbar_wait(at.empty(), at.parity);
-        cu_mbar_arrive_expect(&full[at.stage], (uint32_t)units.stage_bytes);
-        w.ask_w(maps, stage, &full[at.stage]);
-        w.ask_x(maps, stage, &full[at.stage]);
-    }
-}
-
 /* 2^(byte - 127) of the four bytes. */
 __device__ static inline float4 fp8_scales(uint32_t word) {
     return make_float4(cu_scale_at(word, 0), cu_scale_at(word, 1), cu_scale_at(word, 2), cu_scale_at(word, 3));
@@ -198,7 +90,7 @@ __device__ static inline float4 fp8_scales(uint32_t word) {
 
 /* By threads 0..SCALERS - 1. Words are loaded AHEAD stages before they are stored. */
 template <class F>
-__device__ static inline void fp8_copy_scales(const gemm_job &job, uint8_t *shared, const fp8_units &units, int t) {
+__device__ static inline void fp8_copy_scales(const gemm_job &job, uint8_t *shared, const gemm_units &units, int t) {
     constexpr int N = F::ROWS + F::OUTS / 32, EACH = (N + SCALERS - 1) / SCALERS; /* rows, then blocks of outputs */
     constexpr int AHEAD = 2;
     int64_t last_row = job.x.n_rows - 1, last_out = job.w.n_out - 1;
@@ -206,13 +98,13 @@ __device__ static inline void fp8_copy_scales(const gemm_job &job, uint8_t *shar
     uint32_t words[AHEAD][EACH];
     int unit = blockIdx.x, left = 0; /* blocks of k of the unit that are yet to load; 0: of the next one */
     bool is_there[AHEAD] = {};
-    fp8_at<F> at(cu_smem(shared));
+    gemm_at<F> at(cu_smem(shared));
     auto load = [&](uint32_t(&to)[EACH]) { /* false: there is no more */
                                            if (left == 0) {
                                                if (unit >= units.count())
                                                    return false;
-                                               fp8_unit<F> u(units, unit);
-                                               int64_t col = u.x_col(job);
+                                               gemm_unit<F> u(units, unit);
+                                               int64_t col = u.group * job.w.n_in;
 #pragma unroll
                                                for (int e = 0; e < EACH; e++) {
                                                    int j = t + e * SCALERS;
@@ -303,7 +195,7 @@ template <class F> struct fp8_consumer {
         cu_wgmma_commit();
     }
     /* A stage whose scales are here; those of the next one are read while its last multiply runs. */
-    __device__ void stage(fp8_at<F> &at, bool has_next) {
+    __device__ void stage(gemm_at<F> &at, bool has_next) {
         constexpr int AHEAD = F::TEMPS - 1;
         uint32_t x = x0 + at.stage * (F::BYTES / 16), w = w0 + at.stage * (F::BYTES / 16), empty = at.empty();
 #pragma unroll
@@ -443,36 +335,35 @@ template <class F> struct fp8_consumer {
             }
         }
     }
-    __device__ void run(const gemm_job &job, uint8_t *shared, const fp8_units &units, const fp8_maps &maps,
+    __device__ void run(const gemm_job &job, uint8_t *shared, const gemm_units &units, const fp8_maps &maps,
                         float *sums) {
-        constexpr bool IS_APART = F::PIECES == APART;
         int t = threadIdx.x % WARPGROUP, group = threadIdx.x / WARPGROUP;
-        int row = (IS_APART ? 0 : group * 64) + t / 32 * 16 + t % 32 / 4;
-        int out = IS_APART ? group * F::N + t % 4 / 2 * 32 : t % 4 * 32; /* where the thread's scale begins */
+        int row = (F::IS_APART ? 0 : group * 64) + t / 32 * 16 + t % 32 / 4;
+        int out = F::IS_APART ? group * F::N + t % 4 / 2 * 32 : t % 4 * 32; /* where the thread's scale begins */
         uint8_t *outs = shared + F::LEFTS + group * F::LEFT;
         /* What all of a warp have alike goes to uniform registers, so that it is computed once. */
-        fp8_at<F> at(__shfl_sync(~0u, cu_smem(shared), 0));
-        x0 = __shfl_sync(~0u, (uint32_t)cu_desc_k128(at.shared + F::X + (IS_APART ? 0 : group * 64 * BLOCK_K)), 0);
-        w0 = __shfl_sync(~0u, (uint32_t)cu_desc_k128(at.shared + F::W + (IS_APART ? group * F::N * BLOCK_K : 0)), 0);
+        gemm_at<F> at(__shfl_sync(~0u, cu_smem(shared), 0));
+        x0 = __shfl_sync(~0u, (uint32_t)cu_desc_k128(at.shared + F::X + (F::IS_APART ? 0 : group * 64 * BLOCK_K)), 0);
+        w0 = __shfl_sync(~0u, (uint32_t)cu_desc_k128(at.shared + F::W + (F::IS_APART ? group * F::N * BLOCK_K : 0)), 0);
         x_scale0 = at.shared + F::SCALES + F::X_SCALE + row * 16;
         w_scale0 = at.shared + F::SCALES + F::W_SCALE + out / 32 * 16;
-        int n_units = units.count(), n_pieces = F::PIECES == IN_TURN ? gemm_pieces(units.cut) : 1;
+        int n_units = units.count(), n_pieces = F::PIECES == IN_TURN ? units.n_pieces : 1;
         cu_mbar_wait(at.full(), 0);
         read_scales(0);
         for (int unit = blockIdx.x; unit < n_units; unit += gridDim.x) {
-            fp8_unit<F> u(units, unit);
+            gemm_unit<F> u(units, unit);
             bool is_last = unit + (int)gridDim.x >= n_units;
 #pragma unroll
             for (int i = 0; i < SUMS; i++)
                 acc[i] = 0;
             for (int piece = 0, done = u.begin; piece < n_pieces; piece++) {
-                int end = F::PIECES == IN_TURN ? gemm_piece(units.cut, piece + 1) : u.end;
+                int end = F::PIECES == IN_TURN ? units.begin(piece + 1) : u.end;
                 for (; done < end; done++)
                     stage(at, !is_last || done + 1 < u.end);
                 if constexpr (F::PIECES == IN_TURN)
                     piece_done(outs, piece == 0, piece + 1 == n_pieces);
             }
-            if constexpr (IS_APART)
+            if constexpr (F::IS_APART)
                 store_pair(job, sums ? sums + u.piece * job.x.n_rows * job.w.n_out : NULL, u.row0 + row, u.out0 + out);
             else if (maps.has_out)
                 store_tile(maps.out, outs, u.row0 + group * 64, u.out0);
@@ -486,22 +377,20 @@ template <class F> struct fp8_consumer {
 
 template <class F>
 __global__ void __launch_bounds__(F::THREADS, 1)
-    gemm_fp8(const __grid_constant__ gemm_job job, const __grid_constant__ fp8_units units,
+    gemm_fp8(const __grid_constant__ gemm_job job, const __grid_constant__ gemm_units units,
              const __grid_constant__ fp8_maps maps, float *sums) {
     DI_DYN_SHARED(uint8_t, shared);
-    if (threadIdx.x == 0) {
-        uint64_t *full = (uint64_t *)(shared + F::BARRIERS), *empty = full + F::COUNT;
-        for (int s = 0; s < F::COUNT; s++) {
-            cu_mbar_init(&full[s], 1 + SCALERS / DI_WARP);
-            cu_mbar_init(&empty[s], F::CONSUMERS / DI_WARP);
-        }
-        cu_fence_mbar_init();
-    }
+    if (threadIdx.x == 0)
+        gemm_ring_init<F>(shared, 1 + SCALERS / DI_WARP, F::CONSUMERS / DI_WARP);
     __syncthreads();
     if (threadIdx.x >= F::CONSUMERS) {
         cu_regs_give<F::COPIER_REGS>();
         if (threadIdx.x == F::CONSUMERS) {
-            fp8_copy_codes<F>(job, shared, units, maps);
+            gemm_fill<F>(shared, units, maps.x, [&](uint32_t to, int byte, int out0, uint64_t *full) {
+#pragma unroll
+                for (int i = 0; i < F::OUTS / F::N; i++)
+                    cu_map_load4(to + (uint32_t)(i * F::N * BLOCK_K), maps.w, byte, (out0 + i * F::N) / 32, full);
+            });
         } else if (threadIdx.x >= F::CONSUMERS + DI_WARP) {
             cu_grid_wait();
             fp8_copy_scales<F>(job, shared, units, threadIdx.x - F::CONSUMERS - DI_WARP);
@@ -519,15 +408,10 @@ __global__ void __launch_bounds__(F::THREADS, 1)
 /* sums: where those of pieces go, or NULL. */
 template <class F>
 static bool fp8_launch(const di_stream *stream, const gemm_job &job, const gemm_cut &cut, float *sums) {
-    fp8_units units = {};
-    units.tiles = {(int)gemm_ceil_div(job.x.n_rows, F::ROWS), (int)gemm_ceil_div(job.w.n_out, F::OUTS)};
-    units.cut = cut;
-    units.n_apart = F::PIECES == APART ? gemm_pieces(cut) : 1;
-    int64_t box_rows = DI_MIN((int64_t)F::ROWS, gemm_ceil_div(job.x.n_rows, 8) * 8);
-    units.stage_bytes = (int)(box_rows + F::OUTS) * BLOCK_K;
-    int64_t n_units = (int64_t)units.tiles.n_row_tiles * units.tiles.n_out_tiles * units.n_apart;
+    int64_t n_units;
+    gemm_units units = gemm_units_of<F>(job, gemm_pieces(cut), &n_units);
     fp8_maps maps;
-    if (!fp8_maps_make<F>(&maps, job, (uint32_t)box_rows))
+    if (!fp8_maps_make<F>(&maps, job, (uint32_t)units.box_rows))
         return false;
     DI_LAUNCH_PDL((gemm_fp8<F>), (unsigned)DI_MIN(n_units, (int64_t)stream->dev->n_sms), F::THREADS, F::ALL,
                   stream->stream, job, units, maps, sums);

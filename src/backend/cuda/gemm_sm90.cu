@@ -223,7 +223,7 @@ static void narrow_launch(di_stream *stream, const gemm_job &job, const narrow_s
 
 /* Pieces of k for n_tiles tiles of n_blocks blocks: the count that gives the shortest time, in blocks, when a unit
  * costs its blocks and two more, and the multiprocessors go round by round. */
-static int splits(int64_t n_tiles, int n_blocks, int n_sms, int units_max) {
+int gemm_splits(int64_t n_tiles, int n_blocks, int n_sms, int64_t units_max) {
     int best = 1;
     int64_t best_time = INT64_MAX;
     for (int s = 1; s <= n_blocks && s <= SPLITS_MAX && (s == 1 || n_tiles * s <= units_max); s++) {
@@ -247,7 +247,7 @@ static di_status narrow(di_stream *stream, const gemm_job &job) {
     shape.n_out_tiles = (int)gemm_ceil_div(job.w.n_out, OUT_TILE);
     shape.n_blocks = (int)(job.w.n_in / TILE_K);
     shape.side = stream->owner ? 1 : 0;
-    shape.n_splits = splits(shape.n_out_tiles, shape.n_blocks, dev->n_sms, 2 * dev->n_sms);
+    shape.n_splits = gemm_splits(shape.n_out_tiles, shape.n_blocks, dev->n_sms, 2 * dev->n_sms);
     shape.n_row_tiles = (int)gemm_ceil_div(job.x.n_rows, n);
     int64_t units = (int64_t)shape.n_row_tiles * shape.n_out_tiles * shape.n_splits;
     if (shape.n_splits > 1 && units <= PARTIALS) {

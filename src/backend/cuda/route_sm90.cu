@@ -21,20 +21,21 @@ __global__ void __launch_bounds__(512) route_select_sm90(route_out o, const floa
 
 bool di_moe_route_sm90(const di_stream *stream, const di_moe_route_args *a) {
     int64_t n_rows = a->x.n_rows, n_experts = a->gate->n_out;
-    int n_pieces = 1;
     gemm_job job = {};
     job.x = a->x, job.w = *a->gate, job.n_groups = 1, job.aligned = n_experts % 2 ? 1 : 2;
     job.out = {DI_F32, n_rows, n_experts, n_experts, NULL, NULL};
     if (job.x.dtype != DI_BF16 || !gemm_sm90_fits(stream->dev, &job))
         return false;
-    if (gemm_bf16_is_apart(stream->dev, n_rows, &job.w))
-        n_pieces = gemm_bf16_pieces(stream->dev, &job.w);
-    float *logits = (float *)di_cuda_scratch(stream, (size_t)(n_pieces * n_rows * n_experts) * sizeof(float));
+    int n_pieces = gemm_bf16_pieces(stream->dev, &job.w);
+    bool is_apart = gemm_bf16_is_apart(stream->dev, n_rows, &job.w, n_pieces);
+    int n_left = is_apart ? n_pieces : 1; /* sums that the choice adds up */
+    float *logits = (float *)di_cuda_scratch(stream, (size_t)(n_left * n_rows * n_experts) * sizeof(float));
     job.out.data = logits;
-    if (!logits || !(n_pieces > 1 ? gemm_sm90_bf16_apart(stream, &job, logits) : gemm_sm90_bf16_turn(stream, &job)))
+    if (!logits || !(is_apart ? gemm_sm90_bf16_apart(stream, &job, n_pieces, logits)
+                              : gemm_sm90_bf16_turn(stream, &job, n_pieces)))
         return false;
     unsigned block = n_rows > FEW ? (unsigned)MANY_THREADS : (unsigned)DI_MIN((n_experts + 31) / 32 * 32, (int64_t)512);
     DI_LAUNCH_PDL((route_select_sm90), (unsigned)n_rows, block, 2 * (size_t)n_experts * sizeof(float), stream->stream,
-                  route_out_of(a), logits, n_rows * n_experts, n_pieces);
+                  route_out_of(a), logits, n_rows * n_experts, n_left);
     return true;
 }
