@@ -278,14 +278,14 @@ static void exact_bounded_replay(void **state) {
 /* Faithful results depend on the order of sums: quantisers turn a last-bit difference into a step. Three yardsticks of
  * the last row's logits, by prompt: the distance between the golden modes (the model's card); the largest distance of
  * the PyTorch program from its own golden row when only its chunk size or thread count changes (tools/oracle, chunks of
- * 1 to 37 rows); and the largest that 19 runs of the CPU kernels had with hc_eps multiplied by -1/2 to 2.4, which moves
- * the last bits of the mixes. */
+ * 1 to 37 rows); and what one of its runs in 18 exceeds when hc_eps is multiplied by -1/2 to 2.4, which moves the last
+ * bits of the mixes. */
 static const struct {
     int prompt;
     double modes, reordered, moved;
 } yardstick[] = {
-    {0, 0.028, 0, 0.038},     {2, 0.194, 0.200, 0.586},  {5, 0.172, 0.256, 0.546},
-    {8, 0.584, 0.785, 0.739}, {11, 0.174, 0.452, 0.532},
+    {0, 0.028, 0, 0.037},     {2, 0.194, 0.200, 0.392},  {5, 0.172, 0.256, 0.516},
+    {8, 0.584, 0.785, 0.755}, {11, 0.174, 0.452, 0.491},
 };
 
 static void faithful_end_to_end(void **state) {
@@ -300,7 +300,7 @@ static void faithful_end_to_end(void **state) {
         const float *logits = rig_prefill(&r, 0, man.prompt[p], man.n[p], 0, 0);
         golden_tensor want = golden_get(g, "logits");
         double d = golden_rms_diff(logits, &want, want.n - r.config.vocab, r.config.vocab);
-        double bound = 1.5 * DI_MAX(yardstick[i].modes, DI_MAX(yardstick[i].reordered, yardstick[i].moved / 1.25));
+        double bound = DI_MAX(1.5 * DI_MAX(yardstick[i].modes, yardstick[i].reordered), yardstick[i].moved);
         print_message("prompt %d: rms of the last row's logits %.4f, bound %.4f\n", p, d, bound);
         assert_true(d <= bound);
         sum += d * d;
